@@ -55,6 +55,7 @@ def test_the_operators_page_declares_functions_that_could_run() -> None:
     shop = """
 from dataclasses import dataclass
 from catchwater import Context, Out, function
+from collections.abc import Iterable
 from catchwater.operators import Found, Window, begin, session, sliding, tumbling
 
 @dataclass
@@ -115,9 +116,29 @@ def test_the_tutorials_function_passes_its_tests_in_every_version(tmp_path: Path
     assert versions == ["1", "2"]
 
 
+def test_the_page_of_small_jobs_shows_what_is_tested_and_is_no_longer_than_the_others() -> None:
+    """Ours are marked as python, the others as py."""
+    tested = (ROOT / "examples/small_jobs.py").read_text()
+    jobs = (ROOT / "docs/small-jobs.md").read_text().split("\n## ")[1:]
+    assert len(jobs) == 5
+    for job in jobs:
+        (ours, code), *others = BLOCK.findall(job)
+        assert ours == "python" and all(part.rstrip() in tested for part in code.split("\n\n\n"))
+        assert len(others) == 2 and all(_lines(code) <= _lines(other) for _, other in others), code
+
+
+def _lines(code: str) -> int:
+    return sum(bool(line) and not line.startswith("#") for line in code.splitlines())
+
+
+WITHOUT_A_FILE = ("notebook", "small_jobs")
+
+
 @pytest.mark.parametrize(
     "example",
-    sorted(p for p in (ROOT / "examples").glob("[!t]*.py") if p.stem != "notebook"),
+    sorted(
+        p for p in (ROOT / "examples").glob("[!t]*.py") if p.stem not in ("notebook", "small_jobs")
+    ),
     ids=lambda p: p.stem,
 )
 def test_an_example_is_short_and_has_its_file_its_test_and_its_line(example: Path) -> None:

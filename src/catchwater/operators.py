@@ -1,12 +1,22 @@
-"""What a user derives a function from: windows, joins, patterns, distinct events."""
+"""What a user derives or makes a function from: windows, joins, patterns, one event at a time."""
 
-from catchwater.pipeline.operators.distinct import Distinct
+from catchwater.pipeline.operators.aggregated import (
+    Aggregated,
+    count,
+    max,
+    mean,
+    min,
+    sum,
+    top_k,
+)
+from catchwater.pipeline.operators.basic import Distinct, filter, flat_map, map
 from catchwater.pipeline.operators.enriched import Enriched
 from catchwater.pipeline.operators.joined import Joined
 from catchwater.pipeline.operators.pattern import Found, Pattern, begin
 from catchwater.pipeline.operators.windowed import Window, Windowed, session, sliding, tumbling
 
 __all__ = [
+    "Aggregated",
     "Distinct",
     "Enriched",
     "Found",
@@ -15,7 +25,16 @@ __all__ = [
     "Window",
     "Windowed",
     "begin",
+    "count",
+    "filter",
+    "flat_map",
+    "map",
+    "max",
+    "mean",
+    "min",
     "session",
     "sliding",
+    "sum",
+    "top_k",
     "tumbling",
 ]

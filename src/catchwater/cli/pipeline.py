@@ -135,13 +135,13 @@ def plan(
     from catchwater.pipeline.plan import ASK_S, plan_of, problems_of
 
     pipeline = OpenPipeline(load_here(file), timeout_s=ASK_S)
-    told = plan_of(pipeline)
+    found = plan_of(pipeline)
     problems = problems_of(pipeline, offline=offline)
     if as_json:
-        print_json({**told, "problems": [each._asdict() for each in problems]})
+        print_json({**found, "problems": [each._asdict() for each in problems]})
         leave(each.verdict for each in problems)
-    parts = [told.pop(name) for name in ("functions", "tables", "sinks")]
-    print_table(["pipeline", str(file)], list(told.items()))
+    parts = [found.pop(name) for name in ("functions", "tables", "sinks")]
+    print_table(["pipeline", str(file)], list(found.items()))
     for rows in filter(None, parts):
         typer.echo()
         print_table(list(rows[0]), [list(row.values()) for row in rows])
@@ -175,16 +175,16 @@ def status(
     from catchwater.clock import SYSTEM
     from catchwater.pipeline.status import status_of
 
-    def told() -> dict[str, Any]:
+    def look() -> dict[str, Any]:
         return status_of(*look_here(file), SYSTEM)
 
     def lines() -> list[str]:
-        found = told()
+        found = look()
         return [as_json_line(found)] if as_json else [*page(found, SYSTEM.now_ms()), ""]
 
     if watch:
         watching(lines)
-    found = told()
+    found = look()
     for problem in found["problems"]:
         talk(problem)
     if as_json:

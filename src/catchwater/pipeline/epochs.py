@@ -252,9 +252,9 @@ class Upkeep:
             retained = pins.hold(self._control, self._terms.pipeline, newest)
         kept = {each.epoch for each in newest}
         for entry in (each for each in entries if each.epoch in kept):
-            told = self._contract(entry, tails, retained[0].end.clock_ms)
-            contract.write_contract(self._folder, told)
-            self.newest = told
+            written = self._contract(entry, tails, retained[0].end.clock_ms)
+            contract.write_contract(self._folder, written)
+            self.newest = written
         if self.newest is not None:
             self._warn(self.newest)
         oldest = min([newest[0].epoch, *held(self._folder)])
@@ -275,15 +275,15 @@ class Upkeep:
             pace=self._meter.pace(),
         )
 
-    def _warn(self, told: Contract) -> None:
+    def _warn(self, newest: Contract) -> None:
         """Say which budgets are breached, when that changes and once a minute."""
-        found = [each for each in contract.budgets(told) if each.verdict != "pass"]
+        found = [each for each in contract.budgets(newest) if each.verdict != "pass"]
         subjects, now_s = [each.subject for each in found], self._clock.monotonic_s()
         before, said_s = self._warned
         if subjects == before and now_s - said_s < WARN_EVERY_S:
             return
         for each in found:
-            _log.warning("Checkpoint %d, %s: %s.", told.epoch, each.subject, each.message)
+            _log.warning("Checkpoint %d, %s: %s.", newest.epoch, each.subject, each.message)
         self._warned = subjects, now_s
 
     def sweep(self) -> None:

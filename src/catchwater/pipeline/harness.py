@@ -3,7 +3,7 @@
 It runs the very code that runs on Spark (`process`, the state log) over a store in memory. Every
 `send` is an epoch; after it the watermark follows the events as it does in production, and what
 came due is fired. `crash_and_restore` and `check_replay` then ask what a restore asks: does the
-function give the same again, whatever the epochs and the interleaving of keys?
+function give the same again, in any epochs and any interleaving of keys?
 """
 
 from collections import defaultdict

@@ -470,11 +470,11 @@ def _same(
     missing = sorted({*declared} - {*named}) if all_needed else []
     unknown = sorted({*named} - {*declared})
     if missing or unknown:
-        told = (
+        declares = (
             f"The {what} are {', '.join(sorted(declared))}" if declared else f"There are no {what}"
         )
         wrong = f"lacks {', '.join(missing)}" if missing else f"names {', '.join(unknown)}"
-        raise ConfigError(f"{told}; the pipeline's file, {section}, {wrong}.")
+        raise ConfigError(f"{declares}; the pipeline's file, {section}, {wrong}.")
 
 
 def source_of(sink: SinkConfig, specs: Sequence[FunctionSpec]) -> FunctionSpec | None:

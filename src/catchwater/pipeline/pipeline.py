@@ -32,7 +32,7 @@ from catchwater.pipeline.run import config as files
 from catchwater.pipeline.run.config import AVAILABLE_NOW, RECOVERY_KEYS, PipelineConfig
 from catchwater.pipeline.run.driver import Stop, report, stop_requested
 from catchwater.pipeline.run.versions import declared_in, find_module, is_importing, name_of
-from catchwater.pipeline.status import catching_up_told, epoch_told
+from catchwater.pipeline.status import catching_up_shown, epoch_shown
 from catchwater.recovery.checkpoint import last_commit
 from catchwater.recovery.contract import Contract, NoContract, load_contract
 from catchwater.recovery.folder import key_part
@@ -366,7 +366,7 @@ class RunningPipeline:
             self._work(self._stop, self._runs.set)
 
     def _kept(self, kind: object, error: BaseException | None, traceback: object) -> bool:
-        """Keep what ended the thread, whatever it is, for the one who waits for it."""
+        """Keep the error that ended the thread for the caller that waits for it."""
         self._failure = error
         return True
 
@@ -401,8 +401,8 @@ class RunningPipeline:
             return None
         restore = None
         if self.is_active and under_way(self.checkpoint) is not None:
-            restore = catching_up_told(look(self.checkpoint), SYSTEM.now_ms())
-        return {**epoch_told(entry, self.checkpoint), "catching_up": restore}
+            restore = catching_up_shown(look(self.checkpoint), SYSTEM.now_ms())
+        return {**epoch_shown(entry, self.checkpoint), "catching_up": restore}
 
     @property
     def exception(self) -> BaseException | None:

@@ -54,7 +54,7 @@ class Row(NamedTuple):
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True):
-    """What a shard is told of an epoch."""
+    """The times of an epoch, and where a shard's state stands before it."""
 
     epoch: int
     watermark_ms: int

@@ -1,8 +1,8 @@
 """One stage of a chain on one machine: a shard's rows of an epoch in, rows out. No Spark.
 
 A shard begins where the ledger says that its state stands (the head row carries it), processes the
-epoch, writes the changes to its state log under a fresh token, stages its outputs, and tells all
-that in a manifest. Nobody refers to what it wrote until the driver has written the manifest into
+epoch, writes the changes to its state log under a fresh token, stages its outputs, and reports all
+of that in a manifest. Nobody refers to what it wrote until the driver has written the manifest into
 the ledger, so an attempt that fails, is repeated or runs beside another changes nothing.
 
 Local stores stay open in a process between epochs. Another process may use the same directory, and
@@ -165,7 +165,7 @@ class _Shard:
         def written() -> list[Row]:
             state = logged.result()
             stores.give_back(self._shard)
-            told = ShardEpoch(
+            entry = ShardEpoch(
                 shard=self._shard,
                 stage=self._stage.index,
                 version=state.at.version,
@@ -180,7 +180,7 @@ class _Shard:
                 operator_ms=round(1000 * (self._clock.monotonic_s() - began_s), 2),
                 calls=calls,
             )
-            manifest = Manifest(told, {name: each.result() for name, each in staged.items()})
+            manifest = Manifest(entry, {name: each.result() for name, each in staged.items()})
             blob = msgspec.msgpack.encode(manifest)
             return [*forwarded, Row(rows[0].label, DRIVER, self._shard, 0, blob)]
 
@@ -203,6 +203,7 @@ class _Shard:
                 poison=self._stage.poison,
                 answers=answers,
                 progress=progress,
+                chained=self._stage.index > 0,
             )
         return done, calls
 
@@ -270,14 +271,14 @@ class _Shard:
     def _letter(self, poisoned: Poisoned, head: Head) -> OutputRecord:
         """A record as it came, with where it came from and why it was not handled."""
         topic, _, partition = poisoned.origin.rpartition("-")
-        told = {
+        place = {
             "topic": topic or poisoned.origin,
             "partition": partition if topic else "",
             "offset": str(poisoned.offset),
             "error": poisoned.error,
             "function": self._stage.function,
         }
-        headers = tuple((name, text.encode()) for name, text in told.items())
+        headers = tuple((name, text.encode()) for name, text in place.items())
         return OutputRecord(poisoned.key or b"", poisoned.value, head.clock_ms, headers)
 
     def _forward(self, records: Sequence[OutputRecord]) -> Iterator[Row]:

@@ -1,4 +1,4 @@
-"""How a pipeline is doing, told from its checkpoint and the ends of its input.
+"""The status of a pipeline, from its checkpoint and the ends of its input.
 
 What the epochs did and how long their parts took stands in the ledger; how far behind the pipeline
 is only the log knows, which is asked for a moment and may be away. Reads only.
@@ -55,7 +55,7 @@ def status_of(config: PipelineConfig, found: Look, clock: Clock) -> dict[str, An
     supervisor, process = _supervisor(folder), _worker(folder)
     if supervisor and process is not None and supervisor.state not in _SUPERVISES:
         supervisor = None  # it is gone, and another driver was started without one
-    lag, now_ms = lag_told(config, end.offsets if end else None, clock), clock.now_ms()
+    lag, now_ms = lag_shown(config, end.offsets if end else None, clock), clock.now_ms()
     state = state_of(supervisor.state if supervisor else None, process, found, lag, now_ms)
     other = elsewhere(folder) if state not in (*_SUPERVISES, "idle") else None
     bound = _bound(folder)
@@ -72,18 +72,18 @@ def status_of(config: PipelineConfig, found: Look, clock: Clock) -> dict[str, An
         "process": process,
         "supervisor": msgspec.to_builtins(supervisor),
         "lag": lag,
-        "rate": rate_told(entries, now_ms if state in ("running", "idle") else None),
+        "rate": rate_shown(entries, now_ms if state in ("running", "idle") else None),
         "operator": _operator(entries),
-        "functions": functions_told(entries, bound.functions if bound else ()),
-        "sinks": sinks_told(entries),
-        "recent_epochs": [epoch_told(entry, folder) for entry in entries],
-        "restore": restore_told(found.contract),
-        "catching_up": None if process is None else catching_up_told(found, now_ms),
+        "functions": functions_shown(entries, bound.functions if bound else ()),
+        "sinks": sinks_shown(entries),
+        "recent_epochs": [epoch_shown(entry, folder) for entry in entries],
+        "restore": restore_shown(found.contract),
+        "catching_up": None if process is None else catching_up_shown(found, now_ms),
         "problems": found.problems,
     }
 
 
-def restore_told(contract: Contract | None) -> dict[str, Any] | None:
+def restore_shown(contract: Contract | None) -> dict[str, Any] | None:
     """What the newest contract says of a restore, and of its budgets; None: there is none yet.
 
     Seconds are None where a restore never catches up.
@@ -109,18 +109,18 @@ def restore_told(contract: Contract | None) -> dict[str, Any] | None:
     }
 
 
-def catching_up_told(found: Look, now_ms: int) -> dict[str, Any] | None:
+def catching_up_shown(found: Look, now_ms: int) -> dict[str, Any] | None:
     """How far a restore is that is under way; None: there is none."""
     under_way = progress.read(found.folder)
     if under_way is None:
         return None
     restore = found.contract.restore if found.contract else None
-    told = progress.progress(
+    reached = progress.progress(
         under_way, found.entries, now_ms=now_ms,
         input_per_s=restore.input_per_s if restore else 0.0,
         capacity_per_s=restore.capacity_per_s if restore else None,
     )  # fmt: skip
-    plain: dict[str, Any] = msgspec.to_builtins(told)
+    plain: dict[str, Any] = msgspec.to_builtins(reached)
     return plain
 
 
@@ -150,13 +150,13 @@ def _worker(folder: Path) -> int | None:
 def _supervisor(folder: Path) -> Supervision | None:
     """What the checkpoint's supervisor says of itself; `killed` if it had no time to say more."""
     try:
-        told = read_supervision(folder)
+        found = read_supervision(folder)
         is_gone = holder(folder, SUPERVISOR) is None
     except (LedgerDamaged, OSError):
         return None
-    if told and told.state in _SUPERVISES and is_gone:
-        return msgspec.structs.replace(told, state="killed", driver=None, spare=None)
-    return told
+    if found and found.state in _SUPERVISES and is_gone:
+        return msgspec.structs.replace(found, state="killed", driver=None, spare=None)
+    return found
 
 
 def _operator(entries: Sequence[EpochEntry]) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def _operator(entries: Sequence[EpochEntry]) -> dict[str, Any]:
     }
 
 
-def epoch_told(entry: EpochEntry, folder: Path) -> dict[str, Any]:
+def epoch_shown(entry: EpochEntry, folder: Path) -> dict[str, Any]:
     """One epoch: what went into the chain and what came out, and where its time went."""
     return {
         "epoch": entry.epoch,
@@ -191,25 +191,25 @@ def times_of(entry: EpochEntry, folder: Path) -> dict[str, float | None]:
     """
     parts = parts_ms(entry)
     commit = commit_ms(folder, entry.epoch, entry.finished_ms)
-    told = {
+    found = {
         "source_ms": parts.get("source"),
         "operator_ms": parts.get("function"),
         "sinks_ms": parts.get("sinks"),
         "commit_ms": commit,
         "total_ms": sum(parts.values()) + (commit or 0) if parts else None,
     }
-    return {name: None if part is None else round(part, 1) for name, part in told.items()}
+    return {name: None if part is None else round(part, 1) for name, part in found.items()}
 
 
-def functions_told(entries: Sequence[EpochEntry], names: Sequence[str]) -> list[dict[str, Any]]:
+def functions_shown(entries: Sequence[EpochEntry], names: Sequence[str]) -> list[dict[str, Any]]:
     """Each function of the chain: what it did in these epochs, and what it holds after them."""
     count = max((shard.stage + 1 for entry in entries for shard in entry.shards), default=0)
-    told = []
+    rows = []
     for stage in range(max(count, len(names))):
         shards = [shard for entry in entries for shard in _stage(entry, stage)]
         now = _stage(entries[-1], stage) if entries else []
         p50, p99 = operator_ms(shards, 0.5, 0.99)
-        told.append(
+        rows.append(
             {
                 "function": names[stage] if stage < len(names) else f"stage {stage}",
                 **{name: _sum(shards, name) for name in _COUNTED},
@@ -219,10 +219,10 @@ def functions_told(entries: Sequence[EpochEntry], names: Sequence[str]) -> list[
                 "operator_p99_ms": p99,
             }
         )
-    return told
+    return rows
 
 
-def sinks_told(entries: Sequence[EpochEntry]) -> list[dict[str, Any]]:
+def sinks_shown(entries: Sequence[EpochEntry]) -> list[dict[str, Any]]:
     """Each sink: how far it is, and what it was given in these epochs."""
     newest = {name: entry for entry in entries for name in entry.sinks}
     return [
@@ -247,7 +247,7 @@ def _next_offsets(entries: Sequence[EpochEntry], sink: str) -> dict[str, int]:
     return dict(sorted(found.items(), key=lambda item: int(item[0])))
 
 
-def rate_told(entries: Sequence[EpochEntry], until_ms: int | None) -> dict[str, float | None]:
+def rate_shown(entries: Sequence[EpochEntry], until_ms: int | None) -> dict[str, float | None]:
     """Events into the chain and outputs of it a second, over the epochs behind the first of these.
 
     `until_ms` is now, for a pipeline that runs: one that has nothing to do slows down.
@@ -265,10 +265,10 @@ def rate_told(entries: Sequence[EpochEntry], until_ms: int | None) -> dict[str, 
     }
 
 
-def lag_told(config: PipelineConfig, read: OffsetMap | None, clock: Clock) -> dict[str, Any]:
+def lag_shown(config: PipelineConfig, read: OffsetMap | None, clock: Clock) -> dict[str, Any]:
     """How many records lie behind what was read, and how old the oldest of them is, seconds.
 
-    `unknown` says why that cannot be told.
+    `unknown` says why that is not known.
     """
     if read is None:
         return _lag(unknown="no epoch was committed yet")

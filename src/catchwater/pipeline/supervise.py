@@ -80,10 +80,10 @@ class DriverProcess:
         code = self._process.poll()
         if code is None:
             return None
-        told = read_report(self._checkpoint, self.pid) if code else None
-        if told is None:
+        left = read_report(self._checkpoint, self.pid) if code else None
+        if left is None:
             return Failure(code)
-        return Failure(code, told.message, told.hint, told.restart)
+        return Failure(code, left.message, left.hint, left.restart)
 
     def stop(self) -> None:
         """Ask it to finish its epoch and end."""
@@ -125,8 +125,7 @@ STOP_S = 90.0
 SPARE_WAIT_S = 60.0
 """How long to wait with another spare after one has died."""
 _LOOK_S = 1.0
-"""How often to look whether the driver has committed its first epoch. Its end is told by a signal.
-"""
+"""How often to look whether the driver has committed its first epoch. A signal tells its end."""
 
 RESTARTS = 10
 """Within an hour, where the pipeline's file names no other number."""
@@ -243,7 +242,7 @@ def supervise(wanted: Wanted, clock: Clock = SYSTEM) -> None:
             start=lambda: DriverProcess(wanted.command, folder, clock),
             restarts=Restarts(wanted.restarts, clock.random),
             committed=lambda: last_commit(folder),
-            tell=lambda told: write_whole(_supervision_file(folder), msgspec.json.encode(told)),
+            tell=lambda now: write_whole(_supervision_file(folder), msgspec.json.encode(now)),
             spare=wanted.spare,
             stop=stop,
             clock=clock,
@@ -286,7 +285,7 @@ class Supervisor:
         self._no_spare_before_s = clock.monotonic_s()
         self._noticed_ms = clock.now_ms()
         """When the last driver was seen to have ended."""
-        self._told = Supervision(os.getpid(), "running", clock.now_ms())
+        self._now = Supervision(os.getpid(), "running", clock.now_ms())
 
     def run(self) -> None:
         """Until the pipeline ends or is stopped. Raises `GivenUp`."""
@@ -379,23 +378,23 @@ class Supervisor:
         )
 
     def _note(self, failure: Failure) -> None:
-        told = self._told
-        self._told = msgspec.structs.replace(
-            told,
-            restarts=told.restarts + 1,
+        now = self._now
+        self._now = msgspec.structs.replace(
+            now,
+            restarts=now.restarts + 1,
             restarts_in_hour=self._restarts.recent,
             last_cause=str(failure),
             last_failed_ms=self._noticed_ms,
         )
 
     def _say(self, state: str) -> None:
-        told = self._told
-        since_ms = told.since_ms if state == told.state else self._clock.now_ms()
+        now = self._now
+        since_ms = now.since_ms if state == now.state else self._clock.now_ms()
         driver, spare = (each.pid if each else None for each in (self._driver, self._spare))
-        self._told = msgspec.structs.replace(
-            told, state=state, since_ms=since_ms, driver=driver, spare=spare
+        self._now = msgspec.structs.replace(
+            now, state=state, since_ms=since_ms, driver=driver, spare=spare
         )
-        self._tell(self._told)
+        self._tell(self._now)
 
     def _end_all(self) -> None:
         for driver in (self._driver, self._spare):

@@ -70,7 +70,7 @@ class _Dog:
         threading.Thread(target=self._run, name="watchdog", daemon=True).start()
 
     def watch(self, progress: Progress, function: str, looks: int) -> None:
-        """From the main thread: look at this until told otherwise."""
+        """From the main thread: look at this until the next call."""
         with self._lock:
             self._function, self._looks, self._progress = function, looks, progress
             if not self._armed:

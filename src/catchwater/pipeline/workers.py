@@ -212,14 +212,14 @@ def reap(clock: Clock = SYSTEM) -> None:
 
 def _note_end(folder: Path, pid: int, code: int, peak_bytes: int, at_ms: int) -> None:
     note, stack = note_path(folder, pid), stack_path(folder, pid)
-    told = stack.read_text(errors="replace") if stack.exists() else ""
+    trace = stack.read_text(errors="replace") if stack.exists() else ""
     if code not in _ASKED_FOR:
         found = ProcessEnd(
-            pid, at_ms, code, "A Python worker", _read_note(note), told, peak_bytes,
+            pid, at_ms, code, "A Python worker", _read_note(note), trace, peak_bytes,
             out_of_memory=code == -signal.SIGKILL and _memory_ran_out(),
         )  # fmt: skip
         write_end(folder, found, str(pid))
-        sys.stderr.write(f"{found}.\n{told}")
+        sys.stderr.write(f"{found}.\n{trace}")
         sys.stderr.flush()
     for path in (note, stack):
         path.unlink(missing_ok=True)

@@ -428,8 +428,8 @@ def _duration_ms(given: Mapping[str, str], option: str, default: str) -> int:
     try:
         return duration_ms(f"{number}ms" if number.isdecimal() else number.lower())
     except ValueError:
-        told = f"{option} is {text!r}, but takes a time like 500ms, 30s, 15m, 1h or 1d."
-        raise BadOption(told) from None
+        message = f"{option} is {text!r}, but takes a time like 500ms, 30s, 15m, 1h or 1d."
+        raise BadOption(message) from None
 
 
 def _flag(given: Mapping[str, str], option: str, default: bool) -> bool:

@@ -59,11 +59,11 @@ def test_the_lag_is_what_was_not_read_and_as_old_as_its_oldest_record(
 ) -> None:
     monkeypatch.setattr(Log, "batch_ms", clock.now_ms() - 2500)
     monkeypatch.setattr(Log, "ends", {("orders", 0): 10, ("orders", 1): 12})
-    assert status.lag_told(CONFIG, READ, clock) == {
+    assert status.lag_shown(CONFIG, READ, clock) == {
         "records": 5, "seconds": 2.5, "unknown": None,
     }  # fmt: skip
     monkeypatch.setattr(Log, "ends", {("orders", 0): 10, ("orders", 1): 7})
-    assert status.lag_told(CONFIG, READ, clock) == {
+    assert status.lag_shown(CONFIG, READ, clock) == {
         "records": 0, "seconds": 0.0, "unknown": None,
     }  # fmt: skip
 
@@ -71,10 +71,10 @@ def test_the_lag_is_what_was_not_read_and_as_old_as_its_oldest_record(
 def test_what_cannot_be_asked_is_unknown_and_says_why(
     clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert status.lag_told(CONFIG, READ, clock)["unknown"] == "Gave up after 2 s."
-    assert status.lag_told(CONFIG, None, clock)["unknown"] == "no epoch was committed yet"
+    assert status.lag_shown(CONFIG, READ, clock)["unknown"] == "Gave up after 2 s."
+    assert status.lag_shown(CONFIG, None, clock)["unknown"] == "no epoch was committed yet"
     monkeypatch.undo()
-    told = status.lag_told(CONFIG, READ, clock)
+    told = status.lag_shown(CONFIG, READ, clock)
     assert told["unknown"] == "no broker at 127.0.0.1:1 answers"
 
 
@@ -122,9 +122,9 @@ def test_a_commit_that_was_written_in_sparks_place_says_nothing_of_how_long_spar
 
 def test_the_rate_of_a_chain_is_what_goes_in_and_what_comes_out() -> None:
     entries = [entry(0, 1000), entry(1, 2000), entry(2, 5000)]
-    assert status.rate_told(entries, None) == {"in_per_s": 10.0, "out_per_s": 1.0, "over_s": 4.0}
-    assert status.rate_told(entries, 9000)["in_per_s"] == 5.0
-    assert status.rate_told(entries[:1], 9000)["in_per_s"] is None
+    assert status.rate_shown(entries, None) == {"in_per_s": 10.0, "out_per_s": 1.0, "over_s": 4.0}
+    assert status.rate_shown(entries, 9000)["in_per_s"] == 5.0
+    assert status.rate_shown(entries[:1], 9000)["in_per_s"] is None
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,8 @@ def function(
         check.identity(version, late)
         by_input = check.inputs(event_type, inputs, key, event_time, dedup)
         first = next(iter(by_input.values()))
+        key_type = check.key_type(by_input)
+        output_type = check.output_type(target, output_type, first.key, key_type)
         spec = FunctionSpec(
             name=name,
             version=version,
@@ -104,7 +106,7 @@ def function(
             event_type=event_type,
             state_type=state_type,
             output_type=output_type,
-            key_type=check.key_type(by_input),
+            key_type=key_type,
             target=target,
             inputs=by_input if inputs else {},
             tables=check.tables(tables or {}),
@@ -480,6 +482,18 @@ class Declaration:
         except TypeError as error:
             raise self.wrong(f"the state's field {name!r} cannot be stored ({error})") from None
         return field
+
+    def output_type(
+        self, target: Any, declared: Any, key: tuple[str, ...], key_type: KeyType
+    ) -> Any:
+        """What a class puts out, which may depend on its key."""
+        if not isinstance(target, type):
+            return declared
+        kinds = key_type if isinstance(key_type, tuple) else (key_type,)
+        try:
+            return target.output_type(declared, dict(zip(key, kinds, strict=True)))  # type: ignore[attr-defined]
+        except ValueError as error:
+            raise self.wrong(str(error)) from None
 
     def output_fields(
         self, output_type: Any, fields: str | tuple[str, ...] | None

@@ -137,7 +137,7 @@ class Place:
         self._state.delete(Table.ENTRY, self._prefix + tail)
 
     def items(self) -> Iterator[tuple[bytes, bytes]]:
-        """In order: tails and values; what is changed meanwhile is told as it is then."""
+        """In order: tails and values; an entry that changes meanwhile is given as it is then."""
         fresh = sorted(self._changed or (), reverse=True)
         until = self._prefix[:-1] + b"\x01"
         for entry, _ in self._state.committed.scan(Table.ENTRY, self._prefix, until):

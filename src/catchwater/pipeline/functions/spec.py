@@ -57,6 +57,11 @@ class Retraction:
         return f"Retraction({self.output!r})"
 
 
+@dataclass
+class Nothing:
+    """The state of a function that keeps none: of its keys there is no record."""
+
+
 Late = Literal["drop", "process", "dead-letter"] | str
 """What becomes of an event before the watermark; any other text is the name of a sink."""
 
@@ -95,6 +100,22 @@ class Context(Protocol):
     @property
     def key(self) -> Any:
         """The key whose event or timer is being handled (a tuple if the key has several fields)."""
+
+    @property
+    def topic(self) -> str:
+        """Of the event's record. LookupError in a timer, or for a later function of a chain."""
+
+    @property
+    def partition(self) -> int:
+        """As `topic`."""
+
+    @property
+    def offset(self) -> int:
+        """As `topic`; the same on every replay."""
+
+    @property
+    def timestamp(self) -> int | None:
+        """As `topic`: the record's, ms since 1970; None if it has none."""
 
     @property
     def watermark(self) -> int:
@@ -146,6 +167,11 @@ class Keyed(ABC, Generic[EventT, StateT, OutT]):
     def declared_types(cls) -> tuple[Any, Any, Any] | None:
         """(event, state, output) as the bases say; None if they do not. Operators differ."""
         return type_arguments(cls, Keyed)
+
+    @classmethod
+    def output_type(cls, declared: Any, key: Mapping[str, Any]) -> Any:
+        """The type of the outputs, by the key's fields and their types. Operators differ."""
+        return declared
 
     @classmethod
     def completed(cls, spec: "FunctionSpec") -> "FunctionSpec":

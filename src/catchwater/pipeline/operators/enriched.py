@@ -23,7 +23,7 @@ from catchwater.pipeline.functions.spec import (
     OutT,
     type_arguments,
 )
-from catchwater.pipeline.operators.lifetime import lasting, wake
+from catchwater.pipeline.operators.basic import lasting, wake
 from catchwater.state.keys import EventRefused
 
 RowT = TypeVar("RowT")

@@ -29,7 +29,7 @@ from catchwater.pipeline.functions.spec import (
     OutT,
     type_arguments,
 )
-from catchwater.pipeline.operators.lifetime import lasting, wake
+from catchwater.pipeline.operators.basic import lasting, wake
 
 LeftT = TypeVar("LeftT")
 RightT = TypeVar("RightT")
@@ -58,7 +58,7 @@ class _Side:
     ahead_ms: int
     """So much younger."""
     alone: bool
-    """Whether an event of this side that finds none is told."""
+    """Whether `unmatched` is called for an event of this side that finds none."""
 
 
 class Joined(Keyed[Any, Any, OutT], Generic[LeftT, RightT, OutT]):
@@ -108,7 +108,7 @@ class Joined(Keyed[Any, Any, OutT], Generic[LeftT, RightT, OutT]):
         return outputs
 
     def on_timer(self, name: str, at: int, s: Any, ctx: Context) -> Out[OutT]:
-        """Drop what can be matched no more; tell of it if it never was."""
+        """Drop events that can no longer be matched; `unmatched` gets those that never were."""
         outputs: list[OutT] = []
         s.wake_at = None
         held = (s.left, s.left_events), (s.right, s.right_events)

@@ -32,7 +32,7 @@ from catchwater.pipeline.functions.spec import (
     OutT,
     type_arguments,
 )
-from catchwater.pipeline.operators.lifetime import bound_to, lasting, wake
+from catchwater.pipeline.operators.basic import bound_to, lasting, wake
 
 Condition = Callable[[Any, "Found[Any]"], bool]
 """Whether an event will do, given what was found before it: `lambda e, found: e.amount < 1`."""

@@ -39,7 +39,7 @@ from catchwater.pipeline.functions.spec import (
     is_record,
     type_arguments,
 )
-from catchwater.pipeline.operators.lifetime import bound_to, lasting, wake
+from catchwater.pipeline.operators.basic import bound_to, lasting, wake
 
 
 class Window(NamedTuple):
@@ -228,11 +228,16 @@ class Windowed(Keyed[EventT, Any, OutT], Generic[EventT, AccT, OutT]):
             acc()
         except (TypeError, ValueError):
             raise ValueError(f"the accumulator {acc!r} needs a default for every field") from None
+        return event, cls._state_of(acc), output
+
+    @classmethod
+    def _state_of(cls, acc: Any) -> Any:
+        """The class of the state, whose windows have such accumulators."""
         cls._acc_type = acc
-        accs: Any = dict[int, acc]  # type: ignore[valid-type]
-        ended_accs: Any = MapState[int, acc]  # type: ignore[valid-type]
+        accs: Any = dict[int, acc]
+        ended_accs: Any = MapState[int, acc]
         meaning = str(getattr(cls, "window", None))
-        state = dataclasses.make_dataclass(
+        return dataclasses.make_dataclass(
             "WindowedState",
             [
                 ("window", bound_to(meaning), meaning),
@@ -244,7 +249,6 @@ class Windowed(Keyed[EventT, Any, OutT], Generic[EventT, AccT, OutT]):
             ],
             namespace={"__module__": __name__},
         )
-        return event, state, output
 
     @classmethod
     def completed(cls, spec: FunctionSpec) -> FunctionSpec:

@@ -5,7 +5,7 @@ from random import Random  # noqa: TID251  (seeded by key and event: a replay dr
 from typing import Any
 
 from catchwater.pipeline.functions.spec import FunctionSpec
-from catchwater.pipeline.process.batch import Answers, RowsOf, TableRows
+from catchwater.pipeline.process.batch import Answers, Batch, RowsOf, TableRows
 from catchwater.state.entries import FIRST_MS, LAST_MS
 from catchwater.state.keys import HASH_BYTES, encode_key
 from catchwater.state.records import Record, new_record
@@ -18,11 +18,14 @@ class EpochContext:
 
     __slots__ = (
         "_answers",
+        "_chained",
         "_drawn_for",
         "_random",
         "_spec",
         "_tables",
+        "batch",
         "cause",
+        "index",
         "input",
         "now",
         "record",
@@ -38,10 +41,13 @@ class EpochContext:
         clock_ms: int,
         tables: TableRows,
         answers: Answers | None,
+        chained: bool = False,
     ) -> None:
         self._spec = spec
         self._tables = tables
         self._answers = answers
+        self._chained = chained
+        """Whether the events are outputs of the function before."""
         self._random: Random | None = None
         self._drawn_for: Any = None
         self.watermark = watermark_ms
@@ -50,6 +56,9 @@ class EpochContext:
         self.record: Record[Any] = new_record(None)
         self.cause: Any = None
         """The event that is being handled; of a timer a tuple that begins (time, name)."""
+        self.batch: Batch | None = None
+        self.index = -1
+        """Of the event that is being handled, in its batch."""
         self.input = spec
         """The declaration as the input of the event has it."""
         self.timers_before: dict[bytes, tuple[dict[str, int], dict[str, int]]] = {}
@@ -109,6 +118,42 @@ class EpochContext:
         if self._answers is None:
             raise LookupError(f"there is no answer of {call!r}: the function declares no calls")
         return self._answers.of(call, self.cause)
+
+    @property
+    def topic(self) -> str:
+        """Of the event's record. LookupError in a timer, or for a later function of a chain."""
+        return self._record_of("topic")[0].rpartition("-")[0]
+
+    @property
+    def partition(self) -> int:
+        """As `topic`."""
+        return int(self._record_of("partition")[0].rpartition("-")[2])
+
+    @property
+    def offset(self) -> int:
+        """As `topic`."""
+        return self._record_of("offset")[1]
+
+    @property
+    def timestamp(self) -> int | None:
+        """As `topic`; ms since 1970, None if the record has none."""
+        batch = self._batch_of("timestamp")
+        found = int(batch.timestamps[self.index]) if len(batch.timestamps) else 0
+        return found if found > 0 else None
+
+    def _record_of(self, what: str) -> tuple[str, int]:
+        batch = self._batch_of(what)
+        return batch.origin_of(self.index), int(batch.offsets[self.index])
+
+    def _batch_of(self, what: str) -> Batch:
+        if self._chained:
+            raise LookupError(
+                f"there is no {what}: in a chain only the first function's events are records of "
+                "a topic"
+            )
+        if self.batch is None or self.cause is None or isinstance(self.cause, tuple):
+            raise LookupError(f"a timer has no {what}: only an event comes in a record")
+        return self.batch
 
     def _drop(self, name: str) -> None:
         self.record.timers.pop(name, None)

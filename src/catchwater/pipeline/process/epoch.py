@@ -82,15 +82,17 @@ def process(
     poison: Poison | None = None,
     answers: Answers | None = None,
     progress: Progress | None = None,
+    chained: bool = False,
 ) -> Processed:
     """Do what the module says, and leave the changes in `state`, which must have none yet.
 
     `batches` and `tables` are gone through again if anything raises: give lists, or what begins
     anew. `blocks` are the same events for the first pass. `poison` stands for what the function
-    declares. `progress` is kept up to date for who watches. Raises EventFailed, PoisonLimitReached.
+    declares. `progress` is kept up to date for who watches. `chained`: the events are outputs of
+    another function, and no records of a topic. Raises EventFailed, PoisonLimitReached.
     """
     progress = progress or Progress()
-    given = (spec, state, times, poison or spec.poison, answers, progress)
+    given = (spec, state, times, poison or spec.poison, answers, progress, chained)
     try:
         if not progress.careful:
             return _Epoch(*given).run(tables, (batches,) if blocks is None else blocks)
@@ -158,6 +160,7 @@ class _Epoch:
         poison: Poison,
         answers: Answers | None,
         progress: Progress,
+        chained: bool,
     ) -> None:
         self._spec = spec
         self._state = state
@@ -167,7 +170,9 @@ class _Epoch:
         self._live = LiveRecords(spec, state)
         self._seen = SeenIds(state, spec.dedup_ttl_ms, self._watermark)
         self._tables = TableRows(spec, state)
-        self._context = EpochContext(spec, self._watermark, self._clock, self._tables, answers)
+        self._context = EpochContext(
+            spec, self._watermark, self._clock, self._tables, answers, chained
+        )
         self._progress = progress
         progress.context = self._context
         self.done = Processed()
@@ -280,7 +285,7 @@ class _Epoch:
             rows = self._without_duplicates(rows, spec)
         if late and spec.late_sink is not None:
             rows = self._without_put_aside(rows, late, batch, spec)
-        self._progress.batch = batch
+        self._progress.batch = self._context.batch = batch
         self._run(rows, batch.places)
         seen = self.done.max_event_times
         for origin, last in batch.latest(times).items():
@@ -346,6 +351,7 @@ class _Epoch:
             if at > record.written:
                 record.written = at
             context.stored_key, context.cause, context.record = key, event, record
+            context.index = index
             given = on_event(event, record.state, context)
             if given:
                 outputs.extend(given)

@@ -27,7 +27,7 @@ from catchwater.pipeline.functions.entries import (
     Place,
     to_record,
 )
-from catchwater.pipeline.functions.spec import FunctionSpec, encode_named
+from catchwater.pipeline.functions.spec import FunctionSpec, Nothing, encode_named
 from catchwater.state.entries import ShardState, Table, key_of, pack_time, prefix_of, unpack_time
 from catchwater.state.expiry import Journal
 from catchwater.state.keys import encode_key
@@ -170,6 +170,7 @@ class LiveRecords:
         self._stored: dict[bytes, bytes] = {}
         """The bytes that live records were decoded from; a live record without is new."""
         self._open = _open_fields(spec.state_type)
+        self._stateless = spec.state_type is Nothing
         self._journal = Journal(Table.RECORD, spec.record_ttl_ms or 0)
         self._new: dict[bytes, int] = {}
         """Keys that had no record before the epoch, and when they were written."""
@@ -267,7 +268,7 @@ class LiveRecords:
         stored, changed = self._stored, {}
         for key, record in records.items():
             before = stored.pop(key, None)
-            if record.written != NEVER:
+            if record.written != NEVER and not (self._stateless and _is_empty(record)):
                 data = encode(record)
                 if before != data:
                     changed[key] = data
@@ -335,6 +336,11 @@ class LiveRecords:
             given = held.given if isinstance(held, EntryState) else held
             if given is not None and not isinstance(given, Declared):
                 bound.fill(given)
+
+
+def _is_empty(record: Record[Any]) -> bool:
+    """Whether a record without state has nothing else to keep either."""
+    return not (record.seen or record.timers or record.clock_timers)
 
 
 def _open_fields(state_type: Any) -> frozenset[str]:

@@ -379,8 +379,8 @@ def read(path: Path, environment: Mapping[str, str]) -> PipelineConfig:
             hint="Name one that is there; catchwater init DIRECTORY writes one to start from.",
         ) from problem
     except OSError as problem:
-        told = f"The pipeline file {path} cannot be read: {problem.strerror}."
-        raise ConfigError(told) from problem
+        message = f"The pipeline file {path} cannot be read: {problem.strerror}."
+        raise ConfigError(message) from problem
     except UnicodeDecodeError as problem:
         raise ConfigError(f"The pipeline file {path} cannot be read: {problem}.") from problem
     except tomllib.TOMLDecodeError as problem:
@@ -402,7 +402,7 @@ def of_document(
 
 
 def _resolved(setting: _Setting, environment: Mapping[str, str], folder: Path) -> _Setting:
-    """What a Kafka client is told: secrets from where they are kept, files beside this one."""
+    """A Kafka client's setting: secrets are read where they are kept, paths start at the file."""
     if not setting.key.startswith("kafka.") or not isinstance(setting.value, str):
         return setting
     try:

@@ -268,8 +268,8 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def report(checkpoint: Path, error: CatchwaterError) -> None:
-    """Leave word of why this process fails."""
-    told = Report(
+    """Leave a report of why this process fails."""
+    left = Report(
         os.getpid(),
         getattr(error, "kind", type(error).__name__),
         str(error),
@@ -277,17 +277,17 @@ def report(checkpoint: Path, error: CatchwaterError) -> None:
         error.exit_code,
         error.restart,
     )
-    write_whole(_report_file(checkpoint), msgspec.json.encode(told))
+    write_whole(_report_file(checkpoint), msgspec.json.encode(left))
 
 
 def read_report(checkpoint: Path, pid: int) -> Report | None:
-    """What the process of this id left, if it was the last to leave word."""
-    told = read_json(_report_file(checkpoint), Report)
-    return told if told is not None and told.pid == pid else None
+    """The report of the process of this id, if it was the last to leave one."""
+    left = read_json(_report_file(checkpoint), Report)
+    return left if left is not None and left.pid == pid else None
 
 
 def take_report(checkpoint: Path) -> Report | None:
-    """What the last process to fail left, for the one that goes on in its place; read once."""
+    """The report of the last process that failed, for the one in its place; read once."""
     try:
         return read_json(_report_file(checkpoint), Report)
     finally:

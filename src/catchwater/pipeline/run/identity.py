@@ -35,7 +35,7 @@ class Identity(msgspec.Struct, frozen=True):
     shards: int
     topics: list[str]
     sinks: dict[str, str]
-    """Sink → what it writes to, told apart from every other target (`sinks.config.target_of`)."""
+    """Sink → what it writes to, by a name that no other target has (`sinks.config.target_of`)."""
 
 
 Doubts = Callable[[str, str], str]

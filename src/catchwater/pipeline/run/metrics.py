@@ -161,13 +161,13 @@ class PipelineMetrics:
         self._took.labels(self._pipeline).set((entry.finished_ms - end.clock_ms) / 1000)
         self._watermark.labels(self._pipeline).set((end.clock_ms - end.watermark_ms) / 1000)
 
-    def take_contract(self, told: Contract) -> None:
+    def take_contract(self, newest: Contract) -> None:
         """The newest checkpoint's contract."""
-        restore = told.restore
+        restore = newest.restore
         values = {
-            "replay_records": told.replay_records,
-            "replay_bytes": told.replay_bytes,
-            "recovery_point_seconds": told.recovery_point_s,
+            "replay_records": newest.replay_records,
+            "replay_bytes": newest.replay_bytes,
+            "recovery_point_seconds": newest.recovery_point_s,
             "input_records_per_second": restore.input_per_s,
             "capacity_records_per_second": restore.capacity_per_s,
             "missing_records_per_second": restore.missing_per_s,
@@ -183,8 +183,8 @@ class PipelineMetrics:
         ):
             if timeline is not None:
                 self._timelines.labels(self._pipeline, part).set(_or_never(timeline.seconds))
-        declared = {"restore": told.max_restore_s, "recovery point": told.max_replay_s}
-        for found in budgets(told):
+        declared = {"restore": newest.max_restore_s, "recovery point": newest.max_replay_s}
+        for found in budgets(newest):
             budget_s = declared[found.subject]
             if budget_s is not None:
                 self._budgets.labels(self._pipeline, found.subject).set(budget_s)
@@ -206,11 +206,11 @@ class PipelineMetrics:
         for share, spent_ms in zip((0.5, 0.99), operator_ms(shards, 0.5, 0.99), strict=True):
             self._operator.labels(*labels, share).set(spent_ms / 1000)
 
-    def _take_calls(self, labels: tuple[str, str], call: str, told: Sequence[CallEpoch]) -> None:
+    def _take_calls(self, labels: tuple[str, str], call: str, found: Sequence[CallEpoch]) -> None:
         for name, counter in self._called.items():
-            counter.labels(*labels, call).inc(sum(getattr(each, name) for each in told))
-        self._call_p99.labels(*labels, call).set(max(each.p99_ms for each in told) / 1000)
-        open_now = sum(each.breaker != "closed" for each in told)
+            counter.labels(*labels, call).inc(sum(getattr(each, name) for each in found))
+        self._call_p99.labels(*labels, call).set(max(each.p99_ms for each in found) / 1000)
+        open_now = sum(each.breaker != "closed" for each in found)
         self._breakers.labels(*labels, call).set(open_now)
 
     def _of_pipeline(self, name: str, text: str, *more: str) -> Gauge:

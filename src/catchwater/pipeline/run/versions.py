@@ -27,7 +27,7 @@ import sysconfig
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -74,6 +74,8 @@ class FunctionCode:
     name: str
     path: str
     sha256: str
+    argv: tuple[str, ...] = field(default_factory=lambda: tuple(sys.argv))
+    """The driver's arguments: a script that reads them while it is imported meets them again."""
 
     def load(self) -> FunctionSpec:
         """The function's declaration, from the artefact. Raises `CodeChanged`."""
@@ -98,7 +100,7 @@ class FunctionCode:
         module = module_from_spec(found)
         # Annotations are resolved through sys.modules, by the module's own name.
         sys.modules[self.module] = module
-        with _importing():
+        with _importing(self.argv):
             found.loader.exec_module(module)
         setattr(module, _LOADED, self.sha256)
         return module
@@ -131,6 +133,12 @@ def find_module(name: str, folder: Path) -> ModuleType:
             return importlib.import_module(name)
     except CatchwaterError:  # a declaration says by itself what is wrong
         raise
+    except SystemExit as error:
+        raise ConfigError(
+            f"The function's module {name!r} ends its process while it is imported{_line(error)}.",
+            hint='Let it read arguments and call sys.exit under if __name__ == "__main__": its '
+            "arguments here are those of this command.",
+        ) from error
     except Exception as error:  # a module is the user's, and may raise anything
         absent = isinstance(error, ModuleNotFoundError) and error.name == name.partition(".")[0]
         why = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
@@ -140,7 +148,7 @@ def find_module(name: str, folder: Path) -> ModuleType:
         ) from error
 
 
-def _line(error: Exception) -> str:
+def _line(error: BaseException) -> str:
     """The innermost line of the user's that led to the error, to end a sentence with."""
     if isinstance(error, SyntaxError):
         return ""  # it names its own
@@ -184,12 +192,16 @@ _IMPORTS = 0
 
 
 @contextmanager
-def _importing() -> Iterator[None]:
+def _importing(argv: Sequence[str] | None = None) -> Iterator[None]:
+    """While a module of the user's is imported, with these arguments in the place of our own."""
     global _IMPORTS
     _IMPORTS += 1
+    before = sys.argv
     try:
+        sys.argv = before if argv is None else [*argv]
         yield
     finally:
+        sys.argv = before
         _IMPORTS -= 1
 
 

@@ -57,10 +57,10 @@ def note_end(module: str, pid: int, code: int) -> None:
     if not folder or not os.path.isdir(folder):
         return
     at_ms = time.time_ns() // 1_000_000
-    told = json.dumps({"pid": pid, "at_ms": at_ms, "code": code, "what": what})
+    note = json.dumps({"pid": pid, "at_ms": at_ms, "code": code, "what": what})
     os.makedirs(f"{folder}/ends", exist_ok=True)
     with open(f"{folder}/ends/{pid}.new", "w") as file:
-        file.write(told)
+        file.write(note)
     os.replace(f"{folder}/ends/{pid}.new", f"{folder}/ends/{pid}.json")
 
 

@@ -140,7 +140,7 @@ class SessionUnfit(CatchwaterError):
 
 
 class JvmEnded(CatchwaterError):
-    """Spark's JVM has ended, and nobody had told it to."""
+    """Spark's JVM has ended without being asked to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,15 +250,15 @@ def _java_homes(environment: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _java_version(home: Path) -> int | None:
-    """The major version this runtime tells, None where it does not run."""
+    """The major version of this runtime, None where it does not run."""
     try:
-        told = subprocess.run(
+        answer = subprocess.run(
             [home / "bin" / "java", "-version"], capture_output=True, text=True, timeout=_JAVA_S
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    match = re.search(r'version "(\d+)(?:\.(\d+))?', told.stderr)
-    if told.returncode or match is None:
+    match = re.search(r'version "(\d+)(?:\.(\d+))?', answer.stderr)
+    if answer.returncode or match is None:
         return None
     return int(match[2]) if match[1] == "1" and match[2] else int(match[1])
 
@@ -570,11 +570,11 @@ def check_executors(spark: "SparkSession", checkpoint: Path, clock: Clock) -> No
             "spark.executor.cores and spark.executor.memory say what is asked of them.",
         ) from error
     except Py4JJavaError as error:
-        told = [line.strip() for line in str(error.java_exception).splitlines() if line.strip()]
-        raised = [line for line in told if re.match(r"[\w.]*(Error|Exception)\b", line)]
+        lines = [line.strip() for line in str(error.java_exception).splitlines() if line.strip()]
+        raised = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
         raise SessionUnfit(
             f"The session's executors cannot run Python as this process does: "
-            f"{(raised or told)[-1]}",
+            f"{(raised or lines)[-1]}",
             hint=f"Start the session with PYSPARK_PYTHON={sys.executable}; on other machines it is "
             f"the same Python that is needed there, with catchwater[spark]=={here}.",
         ) from error

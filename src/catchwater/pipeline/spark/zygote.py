@@ -2,8 +2,8 @@
 
 Spark starts Python afresh for its daemon of workers and for each streaming source, one after the
 other, and each loads Arrow, Spark's Python and our compiled loops: seconds of a start, which this
-process spends while the JVM is still starting. Spark is told that a small script (`launcher`) is
-its interpreter.
+process spends while the JVM is still starting. Spark gets a small script (`launcher`) as its
+interpreter.
 
 It has one thread of Python's, as a process that forks must. It ends when the process that started
 it does: its standard input ends then. A fork ends, with what it has started, when its launcher
@@ -169,18 +169,18 @@ def _fork_on_demand(listener: socket.socket) -> None:
     for descriptor in (0, listener.fileno(), ended):
         poll.register(descriptor, select.POLLIN)
     forks: dict[int, tuple[socket.socket, int]] = {}
-    while 0 not in (told := {descriptor for descriptor, _ in poll.poll()}):
-        if ended in told:
+    while 0 not in (ready := {descriptor for descriptor, _ in poll.poll()}):
+        if ended in ready:
             os.read(ended, 64)
             for gone, code in _reap(forks):
                 with suppress(KeyError):  # its launcher went first
                     poll.unregister(gone)
                 with forks.pop(gone)[0] as waiting, suppress(OSError):
                     waiting.sendall(code.to_bytes(4, "big", signed=True))
-        for gone in told & forks.keys():
+        for gone in ready & forks.keys():
             poll.unregister(gone)
             _end(forks[gone][1])
-        if listener.fileno() in told:
+        if listener.fileno() in ready:
             connection, _ = listener.accept()
             pid = os.fork()
             if pid == 0:

@@ -149,7 +149,7 @@ class Untyped(Scored):
         (len, {"score": Call()}, "needs a class"),
     ],
 )
-def test_a_wrong_declaration_is_told(target: Any, calls: Any, words: str):
+def test_a_wrong_declaration_is_named(target: Any, calls: Any, words: str):
     assert words in next(call_mistakes(target, calls))
 
 

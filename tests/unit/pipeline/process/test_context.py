@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import pytest
 
 from catchwater import Context, Keyed, Out, function
+from catchwater.pipeline.functions.declare import spec_of
+from catchwater.pipeline.process.context import EpochContext
 from catchwater.pipeline.process.poison import EventFailed
 from catchwater.testing import Harness
 
@@ -91,3 +93,38 @@ def test_a_cancelled_timer_is_forgotten():
     harness = Harness(Cancel)
     harness.send(EVENTS[0])
     assert harness.advance_watermark(100) == ["b@30"]
+
+
+@function(name="places", key="key", event_time="at", watermark="5ms", late="process")
+class Places(Keyed[Event, State, tuple]):
+    def on_event(self, e: Event, s: State, ctx: Context) -> Out[tuple]:
+        if e.id == "timer":
+            ctx.timer("later", e.at)
+        yield e.id, ctx.topic, ctx.partition, ctx.offset, ctx.timestamp
+
+    def on_timer(self, name: str, at: int, s: State, ctx: Context) -> Out[tuple]:
+        yield (ctx.offset,)
+
+
+def test_an_event_knows_the_record_it_came_in():
+    harness = Harness(Places)
+    assert harness.send(Event("a", 1, "x", 10), Event("b", 1, "y", 11)) == [
+        ("x", "events", 0, 0, None),
+        ("y", "events", 0, 1, None),
+    ]
+    assert harness.send(Event("a", 1, "z", 12), timestamp=12) == [("z", "events", 0, 2, 12)]
+    harness.check_replay(orders=20)
+    harness.crash_and_restore(event=2)
+
+
+def test_a_timer_came_in_none():
+    harness = Harness(Places)
+    with pytest.raises(EventFailed, match="LookupError: a timer has no offset"):
+        harness.send(Event("a", 1, "timer", 10), Event("a", 1, "x", 90))
+
+
+def test_nor_did_what_the_function_before_put_out():
+    context = EpochContext(spec_of(Places), 0, 0, None, None, chained=True)
+    context.cause = EVENTS[0]
+    with pytest.raises(LookupError, match="in a chain only the first function's events"):
+        assert context.topic

@@ -1,14 +1,22 @@
 """Workers run the code that was published, and no other."""
 
+import pickle
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from catchwater.config import ConfigError
 from catchwater.pipeline.functions.declare import DeclarationError, spec_of
-from catchwater.pipeline.run.versions import CodeChanged, find_function, part_sha256, publish
+from catchwater.pipeline.run.versions import (
+    CodeChanged,
+    FunctionCode,
+    find_function,
+    part_sha256,
+    publish,
+)
 
 SOURCE = """\
 from dataclasses import dataclass
@@ -238,3 +246,33 @@ def test_a_function_that_another_made_and_one_that_is_not_found_count_what_they_
     changed = made.replace("return n", "return -n")
     for name in ("F", "G", "Nowhere"):
         assert part_sha256(made.encode(), name) != part_sha256(changed.encode(), name)
+
+
+def test_a_worker_imports_a_script_with_the_arguments_that_the_driver_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path)
+    script = tmp_path / "counter_module.py"
+    script.write_text(f"import sys\nLEAST = int(sys.argv[1])\n{script.read_text()}")
+    monkeypatch.setattr(sys, "argv", ["counter_module.py", "7"])
+    made = publish(find_function("counter_module:Counter", tmp_path), tmp_path / "checkpoint")
+    sent = msgspec.json.encode(made), pickle.dumps(made)
+
+    monkeypatch.setattr(sys, "argv", ["pyspark.daemon"])
+    for code in (msgspec.json.decode(sent[0], type=FunctionCode), pickle.loads(sent[1])):
+        sys.modules.pop("counter_module")
+        assert code.load().name == "counter"
+        assert sys.modules["counter_module"].LEAST == 7
+    assert sys.argv == ["pyspark.daemon"]
+
+
+def test_a_module_that_takes_the_commands_arguments_for_its_own_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "counter_module.py").write_text(
+        "import argparse\nargparse.ArgumentParser().parse_args()\n"
+    )
+    monkeypatch.setattr(sys, "argv", ["catchwater", "pipeline", "run", "pipeline.toml"])
+    with pytest.raises(ConfigError, match="'counter_module' ends its process while it is") as found:
+        find_function("counter_module:Counter", tmp_path)
+    assert 'if __name__ == "__main__"' in (found.value.hint or "")
