@@ -6,18 +6,23 @@ One of them, without Spark, is in `make test`; the others take a minute or two e
 import json
 import os
 import random
+import shlex
 import subprocess
 import sys
 import time
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.conftest import until
 from tests.e2e.conducted import LOG, PIPELINE, not_passed, run
+from tests.ports import free_port
 
 from catchwater.drill.catalogue import DRILLS
 from catchwater.drill.journal import MARK
 from catchwater.drill.result import Budget
+from catchwater.wire.client import Client
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -26,8 +31,11 @@ KILLS = 20
 
 
 def test_a_broker_is_replaced_under_load(tmp_path: Path) -> None:
+    budget = tmp_path / "budget.toml"
+    budget.write_text('[budget]\nunavailable = "10m"\n')  # however busy the machine is
+    named = ["--results", str(tmp_path / "results"), "--budget", str(budget)]
     answer = subprocess.run(
-        [*COMMAND, "run", "replace-broker", "--json", "--results", str(tmp_path / "results")],
+        [*COMMAND, "run", "replace-broker", "--json", *named],
         capture_output=True, text=True, timeout=600, check=False,
         env={**os.environ, "CATCHWATER_DRILLS": str(tmp_path / "journals")},
     )  # fmt: skip
@@ -96,3 +104,71 @@ def test_a_drill_that_is_killed_anywhere_leaves_no_fault_behind(tmp_path: Path) 
         until(lambda: not marked(tmp_path) and not list((tmp_path / "journals").glob("*.undo")))
         assert not list(tmp_path.glob("catchwater-drill-*"))
     assert killed > KILLS / 2
+
+
+@pytest.fixture
+def staging(tmp_path: Path) -> Iterator[Path]:
+    """The file of a platform that is broken and mended by commands."""
+    pid, ready, address = tmp_path / "pid", tmp_path / "ready", f"127.0.0.1:{free_port()}"
+    arguments = [
+        f"listeners=PLAINTEXT://{address}", f"catchwater.control.listener=127.0.0.1:{free_port()}",
+        f"log.dirs={tmp_path / 'data'}", f"catchwater.ready.file={ready}",
+    ]  # fmt: skip
+    broker = shlex.join([*COMMAND[:-1], "broker", "run", *arguments])
+    start = tmp_path / "start.sh"
+    start.write_text(f"{broker} >>{tmp_path / 'broker.log'} 2>&1 </dev/null &\necho $! >{pid}\n")
+    kill = tmp_path / "kill.sh"
+    kill.write_text(f"kill -9 $(cat {pid})\n")
+    subprocess.run(["sh", str(start)], check=True)
+    until(ready.exists)
+    path = tmp_path / "staging.toml"
+    words = {"kill": ["sh", str(kill)], "start": ["sh", str(start)]}
+    lines = {"name": "staging", "bootstrap": address, **words}
+    path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in lines.items()))
+    yield path
+    subprocess.run(["sh", str(kill)], check=False)
+
+
+def topics(staging: Path) -> list[str]:
+    with Client(tomllib.loads(staging.read_text())["bootstrap"]) as client:
+        return client.metadata().topics()
+
+
+@pytest.mark.slow
+def test_a_platform_of_commands_is_broken_and_mended_by_them(staging: Path) -> None:
+    folder = staging.parent
+    environment = {**os.environ, "CATCHWATER_DRILLS": str(folder / "journals")}
+    words = [*COMMAND, "run", "replace-broker", "--on", str(staging), "--json"]
+    words += ["--results", str(folder / "results")]
+    before = (folder / "pid").read_text()
+    dry = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=300)
+    assert dry.returncode == 0 and "--allow staging" in dry.stderr
+    assert (folder / "pid").read_text() == before, "nothing was done"
+    done = subprocess.run(
+        [*words, "--allow", "staging"],
+        capture_output=True, text=True, env=environment, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["platform"] == "staging"
+    assert (folder / "pid").read_text() != before, "its broker is another process"
+    assert topics(staging) == []
+
+
+@pytest.mark.slow
+def test_a_platform_of_commands_is_mended_when_the_drill_is_killed(staging: Path) -> None:
+    folder = staging.parent
+    environment = {**os.environ, "CATCHWATER_DRILLS": str(folder / "journals")}
+    before = (folder / "pid").read_text()
+    # The drill's own start of the broker never happens: it is killed as soon as the broker is.
+    with (folder / "log").open("wb") as log:
+        drill = subprocess.Popen(
+            [*COMMAND, "run", "replace-broker", "--on", str(staging), "--allow", "staging",
+             "--results", str(folder / "results")],
+            env=environment, stdout=log, stderr=log,
+        )  # fmt: skip
+    until(lambda: not Path(f"/proc/{before.strip()}/exe").exists())
+    drill.kill()
+    drill.wait()
+    until(lambda: not list((folder / "journals").glob("*.undo")), 180)
+    assert (folder / "pid").read_text() != before
+    assert topics(staging) == []
