@@ -42,7 +42,7 @@ def test_the_configured_quotas_are_those_of_the_accounts(broker: Broker) -> None
     )
     limits = replace(broker, config=config).replay_quotas.limits
     assert limits.quota("User:a", "") == Quota("User:a", 5)
-    assert limits.quota("User:a", "nightly") == Quota("client-id:nightly", 7)
+    assert limits.quota("User:a", "nightly") == Quota("User:a client-id:nightly", 7)
 
 
 async def asked(broker: Broker, body: Any) -> tuple[int, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from catchwater.objects.base import Part
 from catchwater.objects.local import LocalStore
 from catchwater.pipeline.change import rollback as module
 from catchwater.pipeline.change.rollback import (
@@ -162,7 +163,7 @@ def test_cut_short_it_is_done_again_where_urls_of_objects_differ_each_time(
     signatures = count()
     plain = LocalStore.url
 
-    def signed(store: LocalStore, key: str = "") -> str:
+    def signed(store: LocalStore, key: str = "", part: Part | None = None) -> str:
         return f"{plain(store, key)}?signature={next(signatures)}" if key else plain(store)
 
     monkeypatch.setattr(LocalStore, "url", signed)
