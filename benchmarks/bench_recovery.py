@@ -35,13 +35,13 @@ from catchwater.recovery.estimate import load_samples, near_s
 from catchwater.recovery.ledger import EpochEntry, Ledger
 from catchwater.wire.client import LATEST, Client
 
-SIZES_MB = tuple(int(each) for each in os.environ.get("SIZES_MB", "5 40 120").split())
+SIZES_MB = tuple(int(each) for each in os.environ.get("SIZES_MB", "5 30 80").split())
 RUNS = (((0.0, False), (0.5, False)), ((0.8, False),), ((0.5, True),))
 """Load, and whether local state is left; the last with the largest state only. A run's pace is that
 of its own time, so a load begins in a new run or after a kill of an idle one."""
 KEY_BYTES = 1_000
 """What a key's state takes, of bytes that no codec makes smaller."""
-STEADY_S = float(os.environ.get("STEADY_S", "12"))
+STEADY_S = float(os.environ.get("STEADY_S", "10"))
 PARTITIONS = 2
 TOPIC = "asked"
 PATIENCE_S = 400.0
@@ -73,10 +73,10 @@ class Rare:
 @function(name="asks", version=1, key="key", event_time="at", watermark="30s")
 class Asks(Keyed[Asked, Held, Rare]):
     def on_event(self, e: Asked, s: Held, ctx: Context) -> Out[Rare]:
+        time.sleep(0.0004)
         if e.fill:
             s.data = e.fill
             return ()
-        time.sleep(0.0004)
         s.count += 1
         return [Rare(e.key, s.count)] if s.count % 100 == 0 else ()
 '''
