@@ -34,6 +34,7 @@ from catchwater.pipeline.spark.failure import Traces
 from catchwater.pipeline.spark.zygote import scratch, zygote
 from catchwater.recovery.folder import Lock
 from catchwater.recovery.ledger import FOLDER, read_json, write_whole
+from catchwater.recovery.remote import works_elsewhere
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -167,13 +168,16 @@ def run_pipeline(
             # Imported only now: this, and looking at everything, takes as long as the JVM does.
             from catchwater.pipeline.run.run import run_query, take
 
-            pipeline = None if turn and not turn.come else take(config, held, began_s, stop, clock)
+            its_turn = turn is None or turn.come
+            if its_turn and config.spare:
+                its_turn = works_elsewhere(config.checkpoint, clock) is None
+            pipeline = take(config, held, began_s, stop, clock) if its_turn else None
             spark = starting.result()
             # A spare gets Python workers and the JVM ready, and looks when its turn has come.
             session.start_workers(spark, config.tasks)
-            if pipeline is None and turn:
+            if pipeline is None and not stop.requested:
                 _stand_by(spark, config, turn, stop, clock)
-                if turn.come:
+                if turn is None or turn.come:
                     pipeline = take(config, held, clock.monotonic_s(), stop, clock)
             if pipeline is not None:
                 with closing(pipeline), session.alive(spark):
@@ -211,18 +215,24 @@ def run_in(
 
 
 def _stand_by(
-    spark: "SparkSession", config: PipelineConfig, turn: Turn, stop: Stop, clock: Clock
+    spark: "SparkSession", config: PipelineConfig, turn: Turn | None, stop: Stop, clock: Clock
 ) -> None:
-    """Make ready what can be made ready, and wait for the turn."""
+    """Make ready what can be made ready, and wait for the turn.
+
+    `take` waits for what works on another machine.
+    """
     from catchwater.pipeline.spark.warmup import warm_up
     from catchwater.sinks.config import preload
 
-    warm_up(spark, config.tasks, lambda: turn.come or stop.requested, clock)
+    waits = turn is not None and not turn.come
+    warm_up(
+        spark, config.tasks, lambda: stop.requested or bool(waits and turn and turn.come), clock
+    )
     preload(
         sink.kind for sink in config.every_sink.values()
     )  # half a second, and a third of a restart
     _log.info("Standing by.")
-    while not stop.requested and not turn.wait(_LOOK_S):
+    while turn is not None and not stop.requested and not turn.wait(_LOOK_S):
         pass
 
 

@@ -93,8 +93,10 @@ def take(
     machine works on the checkpoint; None: it was to stop then. Raises `InputMissing` where it has
     an end, `LeaseHeld` where it is no spare.
     """
-    if not _acquire(config, held, stop, clock):
+    turn_s = _acquire(config, held, stop, clock)
+    if turn_s is None:
         return None
+    began_s = max(began_s, turn_s)
     waits_for = ""
     while not stop.requested:
         try:
@@ -115,11 +117,14 @@ def take(
     return None
 
 
-def _acquire(config: PipelineConfig, held: Lock, stop: Stop, clock: Clock) -> bool:
-    """Hold the checkpoint; False: it was to stop while it waited for its turn."""
+def _acquire(config: PipelineConfig, held: Lock, stop: Stop, clock: Clock) -> float | None:
+    """Hold the checkpoint; when a wait for its turn ended, 0 without one; None: it was to stop."""
+    turn_s = 0.0
 
     def wait(seconds: float) -> bool:
+        nonlocal turn_s
         stop.pause(clock, seconds)
+        turn_s = clock.monotonic_s()
         return not stop.requested
 
     while not stop.requested:
@@ -132,8 +137,8 @@ def _acquire(config: PipelineConfig, held: Lock, stop: Stop, clock: Clock) -> bo
             if not config.spare:
                 raise
         else:
-            return True
-    return False
+            return turn_s
+    return None
 
 
 def look_before(config: PipelineConfig, began_s: float, clock: Clock) -> OpenPipeline:
