@@ -58,7 +58,9 @@ SLICES: dict[str, Slice] = {
     "slow-operators": Slice((_slow(*_e2e("operators")),)),
     "slow-operator-lives": Slice((_slow(*_e2e("operator_lives")),)),
     "slow-states": Slice((_slow(*_e2e("large_state", "peak", "state_faults")),)),
-    "slow-lives": Slice((_slow(*_e2e("sink_lives", "ways_back", "rebuild_steps", "readiness")),)),
+    "slow-lives": Slice(
+        (_slow(*_e2e("sink_lives", "ways_back", "rebuild_steps", "readiness", "explained")),)
+    ),
     "slow-runs": Slice(
         (_slow(*_e2e("pipeline", "one_url", "sinks", "supervisor", "versions", "calls")),)
     ),
