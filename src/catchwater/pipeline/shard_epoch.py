@@ -209,7 +209,7 @@ class _Shard:
 
     @contextmanager
     def _watched(self, head: Head) -> Iterator[Progress]:
-        """No call of a handler takes for ever; and what ended a process is not tried again."""
+        """Bound each call of a handler, and do not try again an event that ended its process."""
         stage, box = self._stage, notes()
         progress = Progress()
         doing = Doing(stage.function, stage.index, self._shard, head.epoch)
@@ -260,7 +260,7 @@ class _Shard:
         return records
 
     def _aside(self, done: Processed) -> Iterator[tuple[str, Stager, Sequence[Poisoned]]]:
-        """What was not handled, by the sink that takes it."""
+        """Events that were not handled, by the sink that takes them."""
         stage, late_sink = self._stage, self._spec.late_sink
         if stage.dead_letters is not None:
             late = done.late_events if late_sink == DEAD_LETTER else ()

@@ -2,11 +2,11 @@
 
 A left and a right event of one key are a pair if the right one is at most `before` older and at
 most `after` younger than the left one, both in event time and both inclusive. The pair is matched
-when the second of them arrives, whichever that is; every pair once. An event that can meet no
+when its second event arrives, left or right; every pair once. An event that can meet no
 other any more, because the watermark has passed its time, is dropped; if it was in no match, `how`
 says whether it is `unmatched`.
 
-A pair for which `match` gives nothing is no match: so a condition beyond the key is said there.
+A pair for which `match` gives nothing is no match: `match` is the place for further conditions.
 
 State: the events that may still be matched, one entry each, and their times in the key's record.
 """

@@ -1,8 +1,8 @@
 """Sequences of a key's events: what happened one after the other, or did not in time.
 
-Every event that meets the first step begins a partial match, but while a key has `max_partial` of
-them none begins. An event is offered to the partial matches from the oldest to the newest, each
-takes it or not, and one that has it all is a match. After a match all partial matches of the key
+Every event that meets the first step begins a partial match, unless the key has `max_partial` of
+them. An event is offered to the partial matches from the oldest to the newest; each takes it or
+not, and one whose steps are all done is a match. After a match all partial matches of the key
 are forgotten, and its last event begins none: Flink's SKIP_PAST_LAST_EVENT, SQL's AFTER MATCH SKIP
 PAST LAST ROW. So no event is in two matches.
 
@@ -11,7 +11,7 @@ its first. When the watermark has passed that, it has timed out, also with no fu
 
 State: the events of the partial matches, in the key's record.
 
-How a pattern is said: steps one after the other, and what has been found of them.
+The steps of a pattern, and the events that were found for them.
 """
 
 import dataclasses
@@ -59,7 +59,7 @@ class Steps:
     unless_before_next: tuple[Condition, ...] = ()
 
     def __str__(self) -> str:
-        """Names, counts and strictness; what conditions say is the code's affair."""
+        """Names, counts and strictness; conditions are code, and not compared."""
         return " ".join(
             f"{'!' if step.strict else ''}{step.name}*{step.count}" for step in self.steps
         )
@@ -170,7 +170,7 @@ class Pattern(Keyed[EventT, Any, OutT], Generic[EventT, OutT]):
         return ()
 
     def on_timer(self, name: str, at: int, s: Any, ctx: Context) -> Out[OutT]:
-        """Give up what can no longer become a match."""
+        """End the partial matches whose time is over."""
         outputs: list[OutT] = []
         s.wake_at = None
         before, s.partials = s.partials, []

@@ -144,7 +144,7 @@ class Windowed(Keyed[EventT, Any, OutT], Generic[EventT, AccT, OutT]):
 
     @abstractmethod
     def result(self, window: Window, acc: AccT, ctx: Context) -> Out[OutT]:
-        """What the window has come to; asked again where it is to be taken back."""
+        """The window's result; called again to take it back."""
 
     def merge(self, a: AccT, b: AccT) -> AccT:
         """One accumulator of two sessions, `a` being the earlier; may change and return either."""

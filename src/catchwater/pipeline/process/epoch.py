@@ -12,10 +12,10 @@ record's timestamp is poison: it would move the watermark, and make all others l
 Events may come in blocks, each with all events of its keys: a block's records fit into the
 processor's cache, an epoch's do not. What comes out lies in the order of the log all the same.
 
-If anything raises, nothing of the epoch is kept and it is run again carefully: event by event,
-each of which leaves no trace if it raises, and is then poison. So is one whose handler is ended
-from beside because it takes too long (`progress`): it may be anywhere, so that careful pass begins
-anew, and passes over the event.
+If anything raises, nothing of the epoch is kept and it is run again carefully: event by event. An
+event that raises leaves no trace, and is poison. So is an event whose handler another thread ends
+because it takes too long (`progress`): the handler may have been anywhere, so the careful pass
+begins anew, and passes over the event.
 
 Pure: entries, events and times come in as arguments.
 """
@@ -88,7 +88,7 @@ def process(
 
     `batches` and `tables` are gone through again if anything raises: give lists, or what begins
     anew. `blocks` are the same events for the first pass. `poison` stands for what the function
-    declares. `progress` is kept up to date for who watches. `chained`: the events are outputs of
+    declares. `progress` is kept up to date for the watchdog. `chained`: the events are outputs of
     another function, and no records of a topic. Raises EventFailed, PoisonLimitReached.
     """
     progress = progress or Progress()
@@ -469,7 +469,7 @@ class _CarefulEpoch(_Epoch):
         return False
 
     def _attempt(self, key: bytes, handle: Callable[[], None]) -> Exception | None:
-        """Do it, or do nothing and tell what it raises."""
+        """Do it, or do nothing and return what it raises."""
         done, state = self.done, self._state
         mark, saved, given = state.mark(), self._live.save(key), len(done.outputs)
         counted, late = (done.late, done.duplicates, done.timers), len(done.late_events)

@@ -1,9 +1,8 @@
-"""What is said of an event that cannot be handled, and when it is the pipeline that stops.
+"""The error of an event that cannot be handled, and when the pipeline stops for it.
 
-Which handler runs at the moment, and which are known to end badly: an epoch seen from beside.
-
-A handler that does not end, or ends its process, cannot say so itself. The watchdog (`watchdog`)
-reads here what is being handled; what it has learnt, the next pass over the epoch finds here.
+`Progress` says which event is being handled, and which events are known to end badly. A handler
+that does not end, or ends its process, cannot report that itself: the watchdog (`watchdog`) reads
+`Progress`, and notes there what the next pass over the epoch has to know.
 """
 
 import inspect
@@ -27,7 +26,7 @@ TIMER = "timer "
 class HandlerTimeout(BaseException):
     """One call of a handler takes too long: raised inside it, by who watches.
 
-    No `Exception`, so that a handler that goes on after any of those ends all the same.
+    Not an `Exception`, so that a handler that catches those ends all the same.
     """
 
 
@@ -109,7 +108,7 @@ def take(
     found: Poisoned,
     cause: Exception | None = None,
 ) -> None:
-    """Put a poisoned record where it belongs; raises if that means to stop."""
+    """Apply the policy to a poisoned record; raises where the pipeline has to stop."""
     done.poisoned.append(found)
     if poison.policy == "fail":
         raise EventFailed(

@@ -283,7 +283,10 @@ def run_query(
     beside: Callable[[], None] | None,
     clock: Clock,
 ) -> None:
-    """Until the input ends, someone takes over or a stop is asked for. Raises what failed it."""
+    """Run until the input ends, another driver takes over or a stop is asked for.
+
+    Raises what failed it.
+    """
     config = pipeline.config
     remote.publish(config.checkpoint)
     if config.local is None:
@@ -509,7 +512,7 @@ def _digest(checkpoint_folder: Path) -> str:
 
 
 def upkeep_of(pipeline: OpenPipeline, chain: Sequence[Stage], clock: Clock) -> Upkeep:
-    """What is to be done behind this run's epochs."""
+    """Pins, contracts and sweeps behind this run's epochs."""
     return Upkeep(
         pipeline.config.checkpoint,
         pipeline.control,
