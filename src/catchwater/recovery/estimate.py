@@ -59,6 +59,8 @@ than of how fast it then is."""
 LEAST_NEAR_S = 2.0
 _LEAST_S = 0.05
 """Shorter spans are noise of the clock, not a rate."""
+_LONG_S = 3.0
+"""Of a replay that was shorter, half may have been what an epoch takes beside its records."""
 _LEAST_RECORDS = 1_000
 """Fewer take as long as epochs take, and say nothing of a rate."""
 _LARGE = 3
@@ -203,6 +205,8 @@ class _Constants:
     state_bytes_per_s: float
     records_per_s: float | None
     """None: no restore was long enough to tell."""
+    least_per_s: float
+    """What short ones did a second, at best: with all that an epoch takes beside its records."""
     assumed: frozenset[Part]
 
     def down_s(self, state_bytes: int) -> float:
@@ -287,6 +291,9 @@ def _capacity(constants: _Constants, pace: Pace) -> tuple[float, Basis]:
     least = max(pace.busy_per_s, pace.input_per_s if pace.kept_up else 0.0)
     if known is not None and known >= least:
         return known, "restores"
+    least = max(least, constants.least_per_s)
+    if constants.least_per_s >= max(least, DEFAULT_REPLAY_RECORDS_PER_S):
+        return least, "restores"
     # A pipeline that keeps up with more than restores did refutes them, and says no more than the
     # least: one of many small epochs is at work all the time with what comes, whatever it could do.
     # How slow its functions and sinks are shows then, too.
@@ -305,6 +312,7 @@ def _constants(samples: Sequence[RestoreSample]) -> _Constants:
     starts = [each.startup_s for each in samples[-LAST_STARTS:]]
     startup_s = median(starts) if starts else DEFAULT_STARTUP_S
     replayed = [_replayed(each, first_s) for each in samples]
+    short = [records / s for records, s in replayed if records and _LEAST_S < s < _LONG_S]
     state = _rate([(each.state_bytes, each.state_s) for each in samples])
     measured = {"detection": noticed, "scheduling": waited, "session": samples, "state": state}
     return _Constants(
@@ -312,7 +320,8 @@ def _constants(samples: Sequence[RestoreSample]) -> _Constants:
         scheduling_s=median(waited) if waited else DEFAULT_SCHEDULING_S,
         session_s=startup_s + first_s,
         state_bytes_per_s=state or DEFAULT_STATE_BYTES_PER_S,
-        records_per_s=_rate(replayed),
+        records_per_s=_rate([(records, s) for records, s in replayed if s >= _LONG_S]),
+        least_per_s=max(short, default=0.0),
         assumed=frozenset(part for part in get_args(Part) if not measured.get(part, True)),
     )
 

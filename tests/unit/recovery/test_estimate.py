@@ -180,6 +180,16 @@ def test_a_large_restore_says_more_of_a_rate_than_many_small_ones() -> None:
     assert guess.capacity_per_s == pytest.approx(30_462 / 9.228, abs=1)
 
 
+def test_a_short_restore_is_no_reason_to_say_never() -> None:
+    """As measured: 986 a second in one of two seconds, of a pipeline that can do 3,000."""
+    short = RestoreSample(1, 5.0, 0, 0.0, 1_716, 1.74)
+    guess = estimate([short], state_bytes=0, replay_records=0, pace=Pace(input_per_s=1_000))
+    assert guess.seconds is not None and guess.capacity == "assumed"
+    fast = RestoreSample(1, 5.0, 0, 0.0, 120_000, 2.0)
+    guess = estimate([short, fast], state_bytes=0, replay_records=0)
+    assert (guess.capacity_per_s, guess.capacity) == (60_000, "restores")
+
+
 def test_the_last_five_starts_say_how_long_a_start_takes() -> None:
     slow, fast = (RestoreSample(1, s, 0, 0.0, 0, 0.0, first_s=1.0) for s in (25.0, 10.0))
     guess = estimate([*[slow] * 9, *[fast] * 3], state_bytes=0, replay_records=0)
