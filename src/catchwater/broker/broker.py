@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -30,6 +30,7 @@ from catchwater.broker.gate import (
     ResourceType,
     allowed_operations,
 )
+from catchwater.broker.login import Session
 from catchwater.broker.metrics import Metrics
 from catchwater.broker.quotas import ConfiguredLimits, ReplayQuotas
 from catchwater.catalog.errors import CatalogRetriable
@@ -136,13 +137,6 @@ class Broker:
 _OPEN = AllowAll()
 
 
-class User(NamedTuple):
-    """Who has come in at a connection, and what lets them pass."""
-
-    principal: str
-    gate: Gate
-
-
 class Call(msgspec.Struct, frozen=True):
     """One request as it came; its handler, or the router, releases the frame."""
 
@@ -152,6 +146,8 @@ class Call(msgspec.Struct, frozen=True):
     principal: str = ANONYMOUS
     gate: Gate | None = None
     """None where everything is allowed, and nothing is asked."""
+    session: Session | None = None
+    """The connection's, where there are users and rules."""
 
     def may(self, ask: ByHandler, name: str = THE_CLUSTER.name) -> bool:
         """Whether the gate allows what the handler's API declares it asks, for this resource."""

@@ -8,12 +8,16 @@ because the system has no more descriptors, this one pauses instead of trying in
 import asyncio
 import logging
 import socket
+import ssl
 from collections.abc import Callable
 from typing import Any
 
 from catchwater.broker.pressure import AT_ONCE
 
 PAUSE_S = 0.5
+HANDSHAKE_S = 10.0
+MOST_HANDSHAKES = 32
+"""TLS handshakes under way: descriptors that `pressure` has kept back are enough for so many."""
 
 _log = logging.getLogger("catchwater.broker")
 
@@ -21,8 +25,16 @@ _log = logging.getLogger("catchwater.broker")
 class Door:
     """Makes a protocol for every connection to a listening socket, until `close`."""
 
-    def __init__(self, bound: socket.socket, protocol: Callable[[], asyncio.BaseProtocol]) -> None:
+    def __init__(
+        self,
+        bound: socket.socket,
+        protocol: Callable[[], asyncio.BaseProtocol],
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         """Begins at once, in the running loop."""
+        self._tls = tls
+        self._shaking: dict[asyncio.Task[Any], None] = {}
+        """Connections whose TLS handshake is under way, the oldest first."""
         self._bound = bound
         self._protocol = protocol
         self._loop = asyncio.get_running_loop()
@@ -45,23 +57,55 @@ class Door:
             self._loop.add_reader(self._bound, self._accept)
 
     def _accept(self) -> None:
+        if self._tls is not None:
+            self._accept_encrypted(self._tls)
+            return
         while len(self._opening) < AT_ONCE:
-            try:
-                accepted, _ = self._bound.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            accepted = self._accepted()
+            if accepted is None:
                 return
-            except OSError as error:
-                self._loop.remove_reader(self._bound)
-                self._pause = self._loop.call_later(PAUSE_S, self._resume)
-                _log.warning("No connection is accepted for a moment: %s.", error.strerror)
-                return
-            accepted.setblocking(False)
             opening = self._loop.create_task(
                 self._loop.connect_accepted_socket(self._protocol, accepted)
             )
             self._opening.add(opening)
             opening.add_done_callback(self._opened)
         self._loop.remove_reader(self._bound)
+
+    def _accepted(self) -> socket.socket | None:
+        """The next connection; None if there is none now."""
+        try:
+            accepted, _ = self._bound.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return None
+        except OSError as error:
+            self._loop.remove_reader(self._bound)
+            self._pause = self._loop.call_later(PAUSE_S, self._resume)
+            _log.warning("No connection is accepted for a moment: %s.", error.strerror)
+            return None
+        accepted.setblocking(False)
+        return accepted
+
+    def _accept_encrypted(self, tls: ssl.SSLContext) -> None:
+        """Accept a few, each in the place of the oldest that has not finished its handshake."""
+        for _ in range(AT_ONCE):
+            accepted = self._accepted()
+            if accepted is None:
+                return
+            if len(self._shaking) >= MOST_HANDSHAKES:
+                next(iter(self._shaking)).cancel()
+                del self._shaking[next(iter(self._shaking))]
+            opening = self._loop.create_task(
+                self._loop.connect_accepted_socket(
+                    self._protocol, accepted, ssl=tls, ssl_handshake_timeout=HANDSHAKE_S
+                )
+            )
+            self._shaking[opening] = None
+            opening.add_done_callback(self._shaken)
+
+    def _shaken(self, opening: asyncio.Task[Any]) -> None:
+        self._shaking.pop(opening, None)
+        if not opening.cancelled():
+            opening.exception()  # retrieved: no client of ours, or no client of TLS
 
     def _resume(self) -> None:
         self._pause = None

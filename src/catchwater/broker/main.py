@@ -255,7 +255,8 @@ async def _serve_log(
     control_server = _ControlServer(serving_http)
     _listen(control, config.catchwater_control_listener, _CONTROL)
     _listen(kafka, config.listeners, _KAFKA)
-    server.listen(kafka)
+    is_encrypted = config.catchwater_listener_protocol.endswith("SSL")
+    server.listen(kafka, certificate.context if certificate and is_encrypted else None)
     async with asyncio.TaskGroup() as tasks:
         serving = tasks.create_task(control_server.serve(sockets=[control]))
         background = [

@@ -22,7 +22,7 @@ from uuid import UUID
 
 from catchwater.broker import api as handlers
 from catchwater.broker.api import k18_api_versions
-from catchwater.broker.broker import Api, Broker, Call, Cold, Fields, Later, LaterOf, User
+from catchwater.broker.broker import Api, Broker, Call, Cold, Fields, Later, LaterOf
 from catchwater.broker.gate import (
     DENIED,
     THE_CLUSTER,
@@ -33,6 +33,7 @@ from catchwater.broker.gate import (
     ResourceType,
     Whole,
 )
+from catchwater.broker.login import Session
 from catchwater.config import CatchwaterError
 from catchwater.objects.base import Buffer
 from catchwater.wire.errors import ErrorCode
@@ -62,10 +63,10 @@ class NotServed(CatchwaterError):
     """A request of an API or version that is not in the table."""
 
 
-def start(broker: Broker, frame: Frame, client_host: str, user: User | None = None) -> Later:
+def start(broker: Broker, frame: Frame, client_host: str, session: Session | None = None) -> Later:
     """Begin to answer a request. If anything is raised, the frame is still the caller's.
 
-    `user` has come in by the broker's users and rules; None: there are none.
+    `session` is the connection's; None where there are no users and rules.
 
     Raises `MalformedMessage` for bytes that are no request, `NotServed`.
     """
@@ -78,8 +79,9 @@ def start(broker: Broker, frame: Frame, client_host: str, user: User | None = No
         later = Later(_as_it_is)
         later.set_result(_encode(api, header, 0, k18_api_versions.unsupported(broker)))
     else:
-        if user is not None:
-            call = Call(header, client_host, frame, user.principal, user.gate)
+        if session is not None:
+            session.check(header.api_key)
+            call = Call(header, client_host, frame, session.principal, session.gate, session)
         else:
             gate = None if type(broker.gate) is AllowAll else broker.gate
             call = Call(header, client_host, frame, gate=gate)

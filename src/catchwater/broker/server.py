@@ -20,6 +20,7 @@ import asyncio
 import logging
 import os
 import socket
+import ssl
 from bisect import bisect_left
 from collections import Counter, deque
 from itertools import islice
@@ -28,6 +29,7 @@ from typing import cast
 from catchwater.broker import pressure, router
 from catchwater.broker.broker import Broker, Later
 from catchwater.broker.door import Door
+from catchwater.broker.login import NotLoggedIn, Session
 from catchwater.broker.metrics import SECONDS
 from catchwater.broker.pressure import (
     DISPLACED,
@@ -70,6 +72,8 @@ class Connection(asyncio.BufferedProtocol):
         self.share = Share(server.pressure, server.broker.clock.monotonic_s())
         self._transport: asyncio.Transport
         self._fd = -1
+        self._is_encrypted = False
+        self._session: Session | None = None
         self._is_open = False
         self._is_reading = True
         self._kernel_is_full = False
@@ -84,11 +88,14 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # Not asserted: uvloop's transports are no subclass of asyncio's.
         self._transport = cast(asyncio.Transport, transport)
+        self._is_encrypted = transport.get_extra_info("ssl_object") is not None
         # pause_writing is called as soon as the kernel does not take everything.
-        self._transport.set_write_buffer_limits(high=0)
+        high = _PIECE_BYTES if self._is_encrypted else 0
+        self._transport.set_write_buffer_limits(high=high)
         self._fd = transport.get_extra_info("socket").fileno()
         self.host = str((transport.get_extra_info("peername") or ("unknown",))[0])
         self._is_open = True
+        self._session = self._server.session(self.host)
         self._server.admit(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -181,12 +188,12 @@ class Connection(asyncio.BufferedProtocol):
         queued.counts[bisect_left(SECONDS, queued_s)] += 1
         queued.sum_s += queued_s
         try:
-            later = router.start(self._broker, frame, self.host)
+            later = router.start(self._broker, frame, self.host, self._session)
         except Exception as error:  # noqa: BLE001 - of any class: only this connection ends
             self._fail(error)
             frame.release()
             return
-        if self.share.is_new:
+        if self.share.is_new and (self._session is None or self._session.is_in):
             self.share.is_new = False
             self._server.entrance.newcomers.drop(self)
             self._frames.max_frame_bytes = self._broker.config.socket_request_max_bytes
@@ -249,6 +256,12 @@ class Connection(asyncio.BufferedProtocol):
     def _send(self) -> None:
         """Give the kernel what it takes; the transport waits for room with one small piece."""
         while self._unsent and self._is_open and not self._kernel_is_full:
+            if self._is_encrypted:
+                piece = self._unsent[0][:_PIECE_BYTES]
+                self._broker.metrics.bytes_out.total += len(piece)
+                self._transport.write(piece)
+                self._drop_sent(len(piece))
+                continue
             try:
                 sent = os.writev(self._fd, list(islice(self._unsent, _MOST_BUFFERS)))
             except BlockingIOError:
@@ -280,6 +293,8 @@ class Connection(asyncio.BufferedProtocol):
         match error:
             case MalformedMessage():
                 self.refuse("bad_request", str(error))
+            case NotLoggedIn():
+                self.refuse("not_logged_in", str(error))
             case router.NotServed():
                 self.refuse("bad_api", str(error))
             case CatchwaterError():
@@ -330,9 +345,17 @@ class Server:
         self._connections: set[Connection] = set()
         self._door: Door | None = None
 
-    def listen(self, bound: socket.socket) -> None:
+    def listen(self, bound: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Accept connections on a socket that listens."""
-        self._door = Door(bound, lambda: Connection(self))
+        self._door = Door(bound, lambda: Connection(self), tls)
+
+    def session(self, host: str) -> Session | None:
+        """Of a new connection from this host; None where there are no users and rules."""
+        guard, config = self.broker.guard, self.broker.config
+        if guard is None:
+            return None
+        asks = config.catchwater_listener_protocol.startswith("SASL_")
+        return Session(guard, host, config.mechanisms if asks else [], self.broker.clock)
 
     def reply_soon(self, connection: Connection) -> None:
         """Have the connection reply, with all else that is answered in this turn of the loop."""

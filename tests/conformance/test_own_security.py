@@ -1,0 +1,288 @@
+"""Our own broker with TLS, users and rules, under librdkafka, kafka-python and our own readers."""
+
+import asyncio
+import os
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from tests.certificates import certificate
+from tests.conformance.corpus import DEADLINE_S
+
+from catchwater.broker.access import Rule, change, with_rule, with_user, without_rules
+from catchwater.broker.gate import ResourceType
+from catchwater.replay.control import Control, logged_in
+from catchwater.replay.options import parse_options
+from catchwater.replay.plan import Wanted
+from catchwater.replay.source import BatchReader
+from catchwater.wire.client import Client, TopicDenied
+from catchwater.wire.security.sasl import LoginFailed
+from catchwater.wire.security.verifiers import verifiers
+
+TOPIC = ResourceType.TOPIC
+RULES = [
+    Rule("User:alice", "ALLOW", "ALL", TOPIC, "alices-", "PREFIXED"),
+    Rule("User:alice", "ALLOW", "ALL", ResourceType.GROUP, "alices-", "PREFIXED"),
+    Rule("User:alice", "DENY", "READ", TOPIC, "alices-sealed"),
+    Rule("User:alice", "ALLOW", "DESCRIBE_CONFIGS", ResourceType.CLUSTER, "kafka-cluster"),
+]
+USERS = {"admin": "root", "alice": "secret", "bob": "other"}
+KEPT = {user: verifiers(password) for user, password in USERS.items()}
+"""The same in all tests: another verifier is another password, which ends connections."""
+
+
+class Secured:
+    """A broker that listens with SASL_SSL and https, and its file of users and rules."""
+
+    def __init__(self, make_broker: Callable[..., Any], folder: Path) -> None:
+        self.pem, self.ca = certificate(folder)
+        self.access = folder / "access.json"
+        self.reset()
+        self.broker = make_broker(start=False)
+        self.broker.settings |= {
+            "listeners": f"SASL_SSL://127.0.0.1:{self.broker.settings['listeners'].rpartition(':')[2]}",
+            "catchwater.control.listener": "https://127.0.0.1:0",
+            "ssl.keystore.location": str(self.pem),
+            "catchwater.access.file": str(self.access),
+            "super.users": "User:admin",
+            "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512",
+        }
+        self.broker.start()
+        self.bootstrap = self.broker.bootstrap
+
+    def reset(self) -> None:
+        def decide(now: Any) -> Any:
+            for user, kept in KEPT.items():
+                now = with_user(now, user, kept)
+            now = without_rules(now, lambda _: True)
+            for rule in RULES:
+                now = with_rule(now, rule)
+            return now
+
+        change(self.access, decide)
+
+    def settings(self, user: str, mechanism: str = "SCRAM-SHA-512", **more: str) -> dict[str, str]:
+        return {
+            "bootstrap.servers": self.bootstrap,
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanism": mechanism,
+            "sasl.username": user,
+            "sasl.password": USERS.get(user, "none"),
+            "ssl.ca.location": str(self.ca),
+        } | more
+
+
+@pytest.fixture(scope="module")
+def secured(make_broker, tmp_path_factory) -> Secured:
+    return Secured(make_broker, tmp_path_factory.mktemp("secured"))
+
+
+@pytest.fixture(autouse=True)
+def _as_at_first(secured: Secured) -> Iterator[None]:
+    yield
+    secured.reset()
+
+
+def produced(secured: Secured, topic: str, count: int, **settings: str) -> list[int]:
+    """The error of each record, 0 if it was taken."""
+    errors: list[int] = []
+    producer = Producer(settings | {"message.timeout.ms": str(int(DEADLINE_S * 1000))})
+    for number in range(count):
+        producer.produce(
+            topic, b"v%d" % number, on_delivery=lambda e, _: errors.append(e.code() if e else 0)
+        )
+    assert producer.flush(DEADLINE_S) == 0
+    return errors
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
+def test_librdkafka_logs_in_and_gets_back_what_it_wrote(secured: Secured, mechanism: str) -> None:
+    topic, settings = f"alices-{mechanism.lower()}", secured.settings("alice", mechanism)
+    assert produced(secured, topic, 2_000, **settings) == [0] * 2_000
+    consumer = Consumer(settings | {"group.id": "alices-g", "auto.offset.reset": "earliest"})
+    consumer.subscribe([topic])
+    values: list[bytes] = []
+    deadline = time.monotonic() + DEADLINE_S
+    while len(values) < 2_000 and time.monotonic() < deadline:
+        values += [message.value() for message in consumer.consume(500, 1.0)]
+    consumer.close()
+    assert values == [b"v%d" % number for number in range(2_000)]
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
+@pytest.mark.parametrize("user", ["alice", "nobody"])
+def test_a_wrong_password_is_refused(secured: Secured, mechanism: str, user: str) -> None:
+    errors: list[KafkaError] = []
+    settings = secured.settings(user, mechanism, **{"sasl.password": "wrong"})
+    client = AdminClient(settings | {"error_cb": errors.append})  # type: ignore[dict-item]
+    with pytest.raises(KafkaException):
+        client.list_topics(timeout=1)
+    deadline = time.monotonic() + DEADLINE_S
+    while KafkaError._AUTHENTICATION not in [each.code() for each in errors]:
+        assert time.monotonic() < deadline, errors
+        client.poll(0.1)
+
+
+def test_what_no_rule_allows_is_denied(secured: Secured) -> None:
+    assert produced(secured, "others", 1, **secured.settings("alice")) == [
+        KafkaError.TOPIC_AUTHORIZATION_FAILED
+    ]
+    assert produced(secured, "others", 1, **secured.settings("admin")) == [0]
+    assert produced(secured, "alices-sealed", 1, **secured.settings("alice")) == [0]
+    consumer = Consumer(secured.settings("alice", **{"group.id": "alices-g"}))
+    consumer.assign([TopicPartition("alices-sealed", 0, 0)])
+    message = consumer.poll(DEADLINE_S)
+    consumer.close()
+    assert message is not None and message.error() is not None
+    assert message.error().code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
+    topics = AdminClient(secured.settings("bob")).list_topics(timeout=DEADLINE_S).topics
+    assert not topics, "nobody is told of what they may not see"
+
+
+async def test_aiokafka_logs_in(secured: Secured) -> None:
+    from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+
+    settings = {
+        "bootstrap_servers": secured.bootstrap, "security_protocol": "SASL_SSL",
+        "sasl_mechanism": "SCRAM-SHA-256", "sasl_plain_username": "alice",
+        "sasl_plain_password": "secret",
+        "ssl_context": ssl.create_default_context(cafile=str(secured.ca)),
+    }  # fmt: skip
+    expected = [b"v%d" % number for number in range(100)]
+    async with AIOKafkaProducer(**settings) as producer:
+        for value in expected:
+            await producer.send("alices-aio", value)
+    more = {"group_id": "alices-a", "auto_offset_reset": "earliest"}
+    async with AIOKafkaConsumer("alices-aio", **more, **settings) as consumer:
+        got = [(await asyncio.wait_for(consumer.getone(), DEADLINE_S)).value for _ in expected]
+    assert got == expected
+
+
+def test_our_reader_asks_for_plans_by_its_user(
+    secured: Secured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(secured.ca))
+    assert produced(secured, "alices-ours", 50, **secured.settings("alice")) == [0] * 50
+
+    def read(user: str) -> list[bytes]:
+        options = {f"kafka.{key}": value for key, value in secured.settings(user).items()}
+        more = {"subscribe": "alices-ours", "catchwater.read": "direct"}
+        reader = BatchReader(parse_options(options | more))
+        return [
+            value
+            for partition in reader.partitions()
+            for batch in reader.read(partition)
+            for value in batch.column("value").to_pylist()
+        ]
+
+    assert sorted(read("alice")) == sorted(b"v%d" % number for number in range(50))
+    change(secured.access, lambda now: with_rule(
+        now, Rule("User:alice", "DENY", "READ", TOPIC, "alices-ours")
+    ))  # fmt: skip
+    time.sleep(1.0)
+    url = logged_in(secured.broker.control_url, "alice", "secret")
+    with pytest.raises(TopicDenied, match="may not READ topic alices-ours"):
+        Control(url, timeout_s=DEADLINE_S).plan([Wanted("alices-ours", 0, 0, 1)])
+
+
+def test_a_rule_and_a_user_that_are_gone_end_what_is_under_way(secured: Secured) -> None:
+    assert produced(secured, "alices-live", 1, **secured.settings("alice")) == [0]
+    options = {f"kafka.{key}": value for key, value in secured.settings("alice").items()}
+    security = parse_options(options | {"subscribe": "t"}).security
+    place = ("alices-live", 0)
+    with Client(secured.bootstrap, security=security, timeout_s=10.0) as client:
+
+        def ends_with(error: type[Exception]) -> bool:
+            try:
+                client.fetch({place: 0}, max_wait_ms=100)
+            except (TopicDenied, LoginFailed) as met:
+                return isinstance(met, error)
+            return False
+
+        assert not ends_with(TopicDenied)
+        denied = Rule("User:alice", "DENY", "READ", TOPIC, "alices-live")
+        change(secured.access, lambda now: with_rule(now, denied))
+        until(lambda: ends_with(TopicDenied))
+        change(
+            secured.access,
+            lambda now: with_user(without_rules(now, lambda r: r == denied), "alice", None),
+        )
+        until(lambda: ends_with(LoginFailed))
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """It does within a second, or much later on a machine that is busy."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def encrypted(secured: Secured) -> ssl.SSLSocket:
+    host, _, port = secured.bootstrap.partition(":")
+    context = ssl.create_default_context(cafile=str(secured.ca))
+    plain = socket.create_connection((host, int(port)), DEADLINE_S)
+    return context.wrap_socket(plain, server_hostname=host)
+
+
+def test_nothing_but_a_login_is_answered_before_one(secured: Secured) -> None:
+    """B7: every key; ApiVersions and SaslHandshake are answered, all others end the connection."""
+    answered = set()
+    for key in range(100):
+        with encrypted(secured) as connection:
+            head = struct.pack(">hhih", key, 1, 7, -1)
+            body = struct.pack(">h", 5) + b"PLAIN" if key == 17 else b""
+            connection.sendall(struct.pack(">i", len(head + body)) + head + body)
+            try:
+                if connection.recv(4):
+                    answered.add(key)
+            except OSError:
+                pass
+    assert answered == {17, 18}
+
+
+def test_silent_handshakes_keep_nobody_out(secured: Secured) -> None:
+    host, _, port = secured.bootstrap.partition(":")
+    silent = [socket.create_connection((host, int(port)), DEADLINE_S) for _ in range(200)]
+    try:
+        assert produced(secured, "alices-flood", 10, **secured.settings("alice")) == [0] * 10
+    finally:
+        for each in silent:
+            each.close()
+
+
+def test_a_renewed_certificate_is_used_and_a_bad_one_is_not(secured: Secured) -> None:
+    def serial() -> Any:
+        with encrypted(secured) as connection:
+            return connection.getpeercert()["serialNumber"]  # type: ignore[index]
+
+    first, whole = serial(), secured.pem.read_bytes()
+    secured.pem.write_bytes(whole[: len(whole) // 2])
+    deadline = time.monotonic() + DEADLINE_S
+    while "is no good" not in secured.broker.log():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert serial() == first
+    folder = secured.pem.parent / "renewed"
+    folder.mkdir()
+    pem, ca = certificate(folder)
+    os.replace(ca, secured.ca)
+    os.replace(pem, secured.pem)
+    while "renewed certificate" not in secured.broker.log():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert serial() != first
+
+
+def test_no_password_stands_in_the_log(secured: Secured) -> None:
+    log = secured.broker.log()
+    assert not [
+        password for password in USERS.values() if f" {password}" in log and password != "other"
+    ]
