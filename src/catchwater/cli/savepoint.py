@@ -129,7 +129,7 @@ def restore(
     file: PipelineFile,
     name: Name,
     into: Annotated[
-        Path | None,
+        str | None,
         typer.Option("--into", metavar="FOLDER", help="Otherwise the file's checkpoint."),
     ] = None,
     shards: Annotated[
@@ -150,10 +150,15 @@ def restore(
     """
     from catchwater.pipeline.change.rollback import RestorePlan, bring_back, check_restore
 
+    if into is not None and "://" in into:
+        raise typer.BadParameter(
+            f"--into names a folder, and {into} is a URL: name it as the checkpoint in {file} or "
+            "in a copy of it, and leave --into out."
+        )
     pipeline = open_here(file).with_log()
     shelf = pipeline.shelf(at)
     found = shelf.read(name)
-    folder = into or pipeline.config.checkpoint
+    folder = pipeline.config.checkpoint if into is None else Path(into)
     count = shards or pipeline.config.shard_count
     given = {"--into": into, "--shards": shards, "--at": at}
     flags = [f" {flag} {value}" for flag, value in given.items() if value is not None]

@@ -134,3 +134,13 @@ def test_what_a_rollback_needs_is_told_before_it_is_deleted(
     answer = catchwater("savepoint", "delete", pipeline_file, "whole", "--dry-run")
     assert answer.err.endswith("/whole, the way back from version 2 of count\n")
     assert shelf.exists("whole")
+
+
+def test_a_url_is_no_folder_to_restore_into(
+    catchwater: Any, pipeline_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = ("savepoint", "restore", pipeline_file, "whole", "--into", "s3://bucket/cards", "--yes")
+    refused = catchwater(*asked)
+    assert refused.code == 2 and "name it as the checkpoint" in refused.err
+    assert not (tmp_path / "s3:").exists()
