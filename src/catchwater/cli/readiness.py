@@ -7,6 +7,7 @@ the sinks, and of the results that drills have left. What does not answer is unk
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -175,8 +176,14 @@ def _tried(ask: Callable[[], T]) -> T | None:
     try:
         return ask()
     except CatchwaterError as error:
-        talk(f"not known: {error}")
+        _say_once(f"not known: {error}")
         return None
+
+
+@cache
+def _say_once(message: str) -> None:
+    """Of a broker that is away every question says the same."""
+    talk(message)
 
 
 def _restored(seconds: float, name: str) -> "Restored":

@@ -17,7 +17,7 @@ h1 { margin-bottom: .2rem; } h2 { margin-top: 2.2rem; border-bottom: 1px solid #
 p.said { color: #5a6675; margin: .2rem 0 1rem; }
 table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; vertical-align: top; padding: .35rem .7rem .35rem 0;
-         border-bottom: 1px solid #e7ebf0; overflow-wrap: anywhere; }
+         border-bottom: 1px solid #e7ebf0; overflow-wrap: break-word; }
 th { font-weight: 600; color: #5a6675; white-space: nowrap; }
 .pass, .warn, .fail, .unknown, .partial, .blocker { font-weight: 600; white-space: nowrap; }
 .pass { color: #1a7f43; } .warn, .partial { color: #9a6700; } .fail, .blocker { color: #b3261e; }

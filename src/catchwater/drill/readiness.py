@@ -121,6 +121,11 @@ class Line(msgspec.Struct, frozen=True):
     next: str
     evidence: str
 
+    @property
+    def sentence(self) -> str:
+        """Of what, which line, and what was found."""
+        return f"{self.subject}, {self.id}: {self.found}"
+
 
 class Card(msgspec.Struct, frozen=True):
     """One row of the scorecard."""
@@ -465,7 +470,7 @@ def cards_of(lines: Sequence[Line]) -> list[Card]:
             for each in lines
             if each.id in rule.ids or (each.id == "drill" and each.subject in rule.drills)
         ]
-        because = [f"{each.subject}: {each.found}" for each in mine if each.verdict != "pass"]
+        because = [each.sentence for each in mine if each.verdict != "pass"]
         verdicts = {each.verdict for each in mine}
         mark: Mark = "pass" if mine and verdicts <= {"pass"} else "partial"
         cards.append(Card(rule.of, "blocker" if "fail" in verdicts else mark, rule.rule, because))
@@ -494,7 +499,7 @@ def _score(area: str, evidence: Evidence, lines: Sequence[Line], *, watched: boo
         return Score(area, 1, "nothing is known of it")
     wrong = [line for line in mine if line.verdict in ("fail", "unknown")]
     if wrong:
-        return Score(area, 2, f"{wrong[0].subject}: {wrong[0].found}")
+        return Score(area, 2, wrong[0].sentence)
     drills = [_last(evidence, name) for name in _DRILLED[area]]
     passed = [d.result for d in drills if d and d.result.verdict in ("pass", "warn")]
     if not drills or len(passed) < len(drills) or any(line.verdict == "warn" for line in mine):
@@ -563,9 +568,7 @@ def report_of(evidence: Evidence) -> Report:
         cards=cards,
         scores=scores_of(evidence, lines),
         choices=choices_of(evidence, lines),
-        work_items=[
-            f"{line.subject}: {line.found}. {line.next}" for line in lines if line.verdict != "pass"
-        ],
+        work_items=[f"{line.sentence}. {line.next}" for line in lines if line.verdict != "pass"],
         restores=[*drilled, *(each for p in evidence.pipelines for each in p.restores)],
         pipelines=evidence.pipelines,
         drills=evidence.drills,
