@@ -57,8 +57,8 @@ def page(report: Report) -> str:
             ),
         ),
         "<h2>Scores</h2>",
-        '<p class="said">1 unknown, 2 something fails, 3 checked, 4 rehearsed, 5 rehearsed lately, '
-        "without hands, and watched. There is no average.</p>",
+        '<p class="said">1 nothing is known, 2 something fails or is not known, 3 checked, '
+        "4 rehearsed, 5 rehearsed lately, without hands, and watched. There is no average.</p>",
         _table(
             ["area", "score", "why"],
             (
