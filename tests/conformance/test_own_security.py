@@ -2,9 +2,11 @@
 
 import asyncio
 import os
+import shutil
 import socket
 import ssl
 import struct
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -246,6 +248,31 @@ def test_nothing_but_a_login_is_answered_before_one(secured: Secured) -> None:
             except OSError:
                 pass
     assert answered == {17, 18}
+
+
+@pytest.mark.skipif(shutil.which("kcat") is None, reason="kcat is not installed")
+@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "SCRAM-SHA-512"])
+def test_kcat_logs_in_with_an_old_librdkafka(secured: Secured, mechanism: str) -> None:
+    """Debian's: it wants SaslHandshake v0 to be listed, and repeats its nonce in the last step."""
+
+    def kcat(user: str, *arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
+        settings = secured.settings(user, mechanism)
+        del settings["bootstrap.servers"]
+        told = [part for name, value in settings.items() for part in ("-X", f"{name}={value}")]
+        return subprocess.run(
+            ["kcat", "-b", secured.bootstrap, *told, "-t", f"alices-{mechanism}", *arguments],
+            input=given, capture_output=True, text=True, timeout=DEADLINE_S,
+        )  # fmt: skip
+
+    sent = kcat("alice", "-P", given="hello\n")
+    assert sent.returncode == 0, sent.stderr
+    got = kcat("alice", "-C", "-o", "beginning", "-e", "-q")
+    assert (got.returncode, got.stdout) == (0, "hello\n"), got.stderr
+    USERS["alice"], right = "wrong", USERS["alice"]
+    try:
+        assert "wrong" in kcat("alice", "-P", given="no\n").stderr
+    finally:
+        USERS["alice"] = right
 
 
 def test_silent_handshakes_keep_nobody_out(secured: Secured) -> None:
