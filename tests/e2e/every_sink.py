@@ -37,10 +37,11 @@ class EverySink:
     def __init__(self, life: Life, postgres: str, store: KeyValueServer, foreign: str = "") -> None:
         """With the address of a foreign Kafka, or without one."""
         self.life, self.postgres, self.store, self.foreign = life, postgres, store, foreign
+        self.far = f"{life.name}-far"  # brokers outlive a test
         self.doubled = 0
         """Rows that the at-least-once sink had twice, at the last look."""
         self._restored = -1
-        sections = SINKS.format(postgres=postgres, http=store.url, foreign=foreign)
+        sections = SINKS.format(far=self.far, postgres=postgres, http=store.url, foreign=foreign)
         if not foreign:
             sections = sections.partition("[sink.foreign]")[0]
         life.write(sinks=sections + AGAIN)
@@ -56,9 +57,9 @@ class EverySink:
             "store": counted([json.loads(body) for body in self.store.content.values()]),
             "files": counted(in_files(folder)),
             "table": counted(in_table(folder)),
-            "far": in_kafka(self.life.bootstrap),
+            "far": in_kafka(self.life.bootstrap, self.far),
         }
-        return found | ({"foreign": in_kafka(self.foreign)} if self.foreign else {})
+        return found | ({"foreign": in_kafka(self.foreign, self.far)} if self.foreign else {})
 
     def check(self) -> None:
         """Every sink has every row once; an at-least-once sink has each, and says which it is."""
@@ -95,10 +96,10 @@ def identity(row: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(row[f"catchwater_{name}"] for name in ("epoch", "shard", "row"))
 
 
-def in_kafka(bootstrap: str) -> Counter[bytes]:
+def in_kafka(bootstrap: str, topic: str) -> Counter[bytes]:
     """As a committed reader who knows of retractions."""
     found: Counter[bytes] = Counter()
-    for message in read(Brokers({"bootstrap.servers": bootstrap}), "far-alerts", SYSTEM):
+    for message in read(Brokers({"bootstrap.servers": bootstrap}), topic, SYSTEM):
         retracts = RETRACTS_HEADER in dict(message.headers() or ())
         found[canonical(json.loads(message.value()))] += -1 if retracts else 1
     return +found

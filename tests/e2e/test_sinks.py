@@ -63,12 +63,12 @@ warehouse = "warehouse"
 
 [sink.far]
 kind = "kafka"
-topic = "far-alerts"
+topic = "{far}"
 partitions = 2
 
 [sink.foreign]
 kind = "kafka"
-topic = "far-alerts"
+topic = "{far}"
 partitions = 2
 kafka.bootstrap.servers = "{foreign}"
 """
@@ -127,7 +127,9 @@ def test_every_sink_has_every_row_once_whenever_the_driver_dies(
 ) -> None:
     pipeline = make_pipeline("sinks")
     write_file = pipeline.write_file
-    sinks = SINKS.format(postgres=postgres_url, http=store.url, foreign=apache_kafka)
+    sinks = SINKS.format(
+        far="far-alerts", postgres=postgres_url, http=store.url, foreign=apache_kafka
+    )
 
     def written(trigger: str, **changes: object) -> Path:
         path: Path = write_file(trigger, **changes)
