@@ -273,6 +273,13 @@ def load_broker_config(
             "These settings of Apache Kafka have no meaning here: %s.", ", ".join(found.left_out)
         )
     config = BrokerConfig(**values)
+    if config.listeners.host == "127.0.0.1" and any(
+        setting.key == "listeners" and "://:" in str(setting.value) for setting in settings
+    ):
+        _LOG.warning(
+            "listeners names no host and is not encrypted: only this machine can connect. Use "
+            "SASL_SSL://, or let only trusted machines reach it and set catchwater.insecure=true."
+        )
     _check_stores(config)
     _check_quotas(config)
     _check_groups(config)

@@ -118,6 +118,15 @@ def _in_ms(setting: Setting) -> Setting:
     return Setting("log.retention.ms", text, f"{setting.where} ({setting.key})")
 
 
+def _without_host(protocol: str, texts: dict[str, str]) -> str:
+    """Where a listener listens that names no host, as Kafka's own file has it.
+
+    Not where other machines could reach it unencrypted, unless somebody said that they may.
+    """
+    is_insecure = texts.get("catchwater.insecure", "").strip().lower() == "true"
+    return "0.0.0.0" if protocol.endswith("SSL") or is_insecure else "127.0.0.1"
+
+
 def _own_listener(setting: Setting, texts: dict[str, str]) -> Setting:
     """The one address that clients use: without controllers', a protocol's other name, or no host.
 
@@ -136,6 +145,6 @@ def _own_listener(setting: Setting, texts: dict[str, str]) -> Setting:
         if separator and name in protocols:
             name = protocols[name]
         if separator and setting.key == "listeners" and address.startswith(":"):
-            address = f"0.0.0.0{address}"
+            address = f"{_without_host(name, texts)}{address}"
         own.append(f"{name}{separator}{address}")
     return setting._replace(value=",".join(own))

@@ -101,8 +101,13 @@ log.retention.check.interval.ms=300000
 def test_apache_kafkas_own_file_starts_and_one_warning_names_what_means_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    alone = load_broker_config(written(tmp_path, KAFKA_4), {})
+    assert alone.listeners == Address("127.0.0.1", 9092)
+    (_, only_here) = sorted(caplog.messages)
+    assert "only this machine can connect" in only_here
+    named = KAFKA_4.replace("PLAINTEXT://:9092", "PLAINTEXT://0.0.0.0:9092")
     with pytest.raises(ConfigError, match="can be reached from other machines") as told:
-        load_broker_config(written(tmp_path, KAFKA_4), {})
+        load_broker_config(written(tmp_path, named), {})
     assert "--insecure" in (told.value.hint or "")
     caplog.clear()
     config = load_broker_config(written(tmp_path, KAFKA_4), {}, {"catchwater.insecure": "true"})
