@@ -96,7 +96,8 @@ def test_a_drill_that_is_killed_anywhere_leaves_no_fault_behind(tmp_path: Path) 
         command = [*COMMAND, "run", drills[point % 2], "--results", results]
         with (tmp_path / "log").open("ab") as log:
             drill = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-        # Spread over the drill: its journal grows line by line, and then time goes by.
+        # The moment of the kill is what is tried: spread over the drill, whose journal grows line
+        # by line, and then time goes by.
         time.sleep(10 * (point + random.random()) / KILLS)
         killed += drill.poll() is None
         drill.kill()
@@ -116,7 +117,10 @@ def staging(tmp_path: Path) -> Iterator[Path]:
     ]  # fmt: skip
     broker = shlex.join([*COMMAND[:-1], "broker", "run", *arguments])
     start = tmp_path / "start.sh"
-    start.write_text(f"{broker} >>{tmp_path / 'broker.log'} 2>&1 </dev/null &\necho $! >{pid}\n")
+    start.write_text(
+        f"{broker} >>{tmp_path / 'broker.log'} 2>&1 </dev/null &\necho $! >{pid}\n"
+        f"echo started >>{tmp_path / 'starts'}\n"
+    )
     kill = tmp_path / "kill.sh"
     kill.write_text(f"kill -9 $(cat {pid})\n")
     subprocess.run(["sh", str(start)], check=True)
@@ -151,6 +155,7 @@ def test_a_platform_of_commands_is_broken_and_mended_by_them(staging: Path) -> N
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["platform"] == "staging"
     assert (folder / "pid").read_text() != before, "its broker is another process"
+    assert (folder / "starts").read_text() == "started\n" * 2, "not a third beside the second"
     assert topics(staging) == []
 
 

@@ -32,7 +32,7 @@ def test_a_log_that_stands_still_beside_a_replay_fails_its_drill(tmp_path: Path)
     def hold_up(scene: Scene) -> None:
         assert isinstance(scene.platform, OwnLog) and scene.platform.process is not None
         os.kill(scene.platform.process.pid, signal.SIGSTOP)
-        time.sleep(3)
+        time.sleep(3)  # how long it stands still: a fault of that length is what is tried
         os.kill(scene.platform.process.pid, signal.SIGCONT)
 
     result = run("cold-replay", tmp_path, hold_up)

@@ -33,6 +33,8 @@ MARK = "CATCHWATER_DRILL"
 OWNED = ".catchwater-drill"
 """The file in a run's folder that says whose it is; without, nothing is deleted."""
 COMMAND_S = 120.0
+ASK_S = 2.0
+"""So long a broker has to answer."""
 _GONE_S = 30.0
 _POLL_S = 0.02
 
@@ -55,9 +57,11 @@ class Folder(msgspec.Struct, frozen=True, tag="folder"):
 
 
 class Command(msgspec.Struct, frozen=True, tag="command"):
-    """Run a command that mends a platform."""
+    """Run a command that mends a platform, if no broker answers where one should."""
 
     words: list[str]
+    bootstrap: str = ""
+    """Empty: run it whatever answers."""
 
 
 class Move(msgspec.Struct, frozen=True, tag="move"):
@@ -169,6 +173,16 @@ def processes_of(run: str) -> list[int]:
     return found
 
 
+def answers(bootstrap: str, patience_s: float = ASK_S) -> bool:
+    """Whether a broker does there."""
+    try:
+        with Client(bootstrap, timeout_s=patience_s) as client:
+            client.metadata([])
+    except CatchwaterError:
+        return False
+    return True
+
+
 def _read(path: Path) -> Iterator[Undo]:
     for line in path.read_bytes().splitlines():
         with suppress(msgspec.DecodeError):  # cut short: its fault has not happened
@@ -183,7 +197,9 @@ def _undo(undo: Undo, clock: Clock = SYSTEM) -> None:
             owned = Path(path) / OWNED
             if owned.is_file() and owned.read_text() == run:
                 shutil.rmtree(path)
-        case Command(words):
+        case Command(words, bootstrap):
+            if bootstrap and answers(bootstrap):
+                return  # the drill itself has mended it, and to start a broker twice makes two
             subprocess.run(
                 words, check=True, capture_output=True, timeout=COMMAND_S, stdin=subprocess.DEVNULL
             )

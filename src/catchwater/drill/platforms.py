@@ -19,8 +19,8 @@ from typing import Any, Protocol
 
 from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError, nearest
+from catchwater.drill.journal import answers
 from catchwater.drill.processes import Child
-from catchwater.wire.client import Client
 
 READY_S = 180.0
 """Patience with a machine that others keep busy: a quiet one needs a few seconds."""
@@ -216,9 +216,9 @@ class ByCommands:
 
     def start(self) -> None:
         """Only if it does not answer. Raises `CommandFailed`."""
-        if not self._answers(2.0):
+        if not answers(self.bootstrap):
             self._run("start")
-            if not self._answers(READY_S):
+            if not answers(self.bootstrap, READY_S):
                 raise CommandFailed(f"{self.name} does not answer at {self.bootstrap}.")
 
     def kill(self) -> None:
@@ -241,14 +241,6 @@ class ByCommands:
                 f"The command {what} of {self.name} ended with {done.returncode}: {said}",
                 hint=" ".join(command),
             )
-
-    def _answers(self, patience_s: float) -> bool:
-        try:
-            with closing(Client(self.bootstrap, timeout_s=patience_s)) as client:
-                client.metadata([])
-        except CatchwaterError:
-            return False
-        return True
 
 
 def read_platform(path: Path) -> ByCommands:

@@ -83,7 +83,7 @@ class Scene:
     def kill_broker(self) -> None:
         """The fault of most drills; a platform that stays is started again whatever happens."""
         undo = (
-            Command(self.platform.commands["start"])
+            Command(self.platform.commands["start"], self.platform.bootstrap)
             if isinstance(self.platform, ByCommands)
             else None
         )

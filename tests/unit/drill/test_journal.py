@@ -33,9 +33,9 @@ journal.note(Processes(run))
 journal.note(Move(str(folder / "away"), str(folder / "home")))
 (folder / "home").replace(folder / "away")
 marked = {**os.environ, MARK: run}
-subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env=marked)
+subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], env=marked)
 print(journal._guard.pid, flush=True)
-import time; time.sleep(600)
+import signal; signal.pause()
 """
 
 

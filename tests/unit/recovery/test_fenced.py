@@ -335,6 +335,7 @@ class Actor(Clock):
                 self.pause(self.random.choice([0.1, 1, 5]))
         except SystemExit:
             pass
+        # This is a thread: what it raises, a failed assertion too, the test's own thread raises.
         except BaseException as error:  # noqa: BLE001
             self.world.failures.append(error)
             while not self.world.ended:
