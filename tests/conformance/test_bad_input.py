@@ -63,7 +63,7 @@ def is_closed(connection: socket.socket, within_s: float = CLOSED_WITHIN_S) -> b
         return True
 
 
-def told(broker) -> list[str]:
+def log_lines(broker) -> list[str]:
     """The lines of its log, but not how many it left out: that is written when there is time."""
     return [line for line in broker.log().splitlines() if "more connections" not in line]
 
@@ -146,11 +146,11 @@ OFFENCES = {
 
 @pytest.mark.parametrize("offence", OFFENCES)
 def test_an_offence_is_closed_at_once_with_one_line(broker, offence):
-    lines = len(told(broker))
+    lines = len(log_lines(broker))
     with connect(broker) as connection:
         connection.sendall(OFFENCES[offence])
         assert is_closed(connection)
-    added = told(broker)[lines:]
+    added = log_lines(broker)[lines:]
     assert len(added) == 1
     assert "Closed the connection from 127.0.0.1" in added[0]
 
@@ -159,13 +159,13 @@ def test_a_million_tagged_fields_are_closed_at_once_with_one_line(broker):
     """They are all there, each empty and unknown: four times as many as a request may have."""
     fields = b"".join(unsigned_varint(tag) + b"\0" for tag in range(1_000, 1_001_000))
     request = struct.pack(">hhih", 3, 9, 1, -1) + unsigned_varint(1_000_000) + fields
-    lines = len(told(broker))
+    lines = len(log_lines(broker))
     with connect(broker) as connection:
         connection.sendall(API_VERSIONS_REQUEST)
         receive_frame(connection)
         connection.sendall(struct.pack(">i", len(request)) + request)
         assert is_closed(connection)
-    (line,) = told(broker)[lines:]
+    (line,) = log_lines(broker)[lines:]
     assert "1000000 elements were announced" in line
 
 
@@ -201,14 +201,14 @@ def test_random_requests_never_hurt(broker):
 
 def test_a_request_cut_at_every_byte_leaves_no_trace(broker):
     whole = metadata("a", "b")
-    lines = told(broker)
+    lines = log_lines(broker)
     for size in range(len(whole)):
         with connect(broker) as connection:
             connection.sendall(whole[:size])
     with connect(broker) as connection:
         connection.sendall(whole)
         assert receive_frame(connection)
-    assert told(broker) == lines
+    assert log_lines(broker) == lines
 
 
 def test_an_announced_frame_that_never_comes_costs_nothing(broker):

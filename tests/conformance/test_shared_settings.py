@@ -73,8 +73,8 @@ def produce_error(broker: Any, topic: str, partition: int, size: int) -> int:
     return int(reply.responses[0].partition_responses[0].error_code)
 
 
-def told(broker: Any) -> list[tuple[str, int]]:
-    """The partitions whose bytes a broker tells of."""
+def partitions_with_sizes(broker: Any) -> list[tuple[str, int]]:
+    """The partitions whose sizes a broker reports."""
     (place,) = ask(broker, DescribeLogDirsRequest(topics=None)).results
     return [(each.name, one.partition_index) for each in place.topics for one in each.partitions]
 
@@ -114,7 +114,12 @@ def test_alterations_are_in_force_on_every_broker_and_outlive_all_of_them(broker
     assert produce_error(two, "t", 2, 9) == 0
     within(lambda: produce_error(one, "t", 2, 9) == 0)
     # Brokers tell of what they lead, so once both see the same members each is told of once.
-    within(lambda: sorted([*told(one), *told(two)]) == [("t", 0), ("t", 1), ("t", 2)])
+    within(
+        lambda: (
+            sorted([*partitions_with_sizes(one), *partitions_with_sizes(two)])
+            == [("t", 0), ("t", 1), ("t", 2)]
+        )
+    )
     had = settings(one, "t")
     brokers.close()
     brokers.start()

@@ -208,7 +208,7 @@ def waiting_found(state: State) -> set[tuple[str, str, bool]]:
 # Tables: the events whose row is not there yet.
 
 
-def in_line(seen: Seen) -> set[str]:
+def waiting_sales(seen: Seen) -> set[str]:
     """The ids of sales that wait, by a loop like that of the outputs."""
     waiting: list[Any] = []
     before = -1
@@ -346,7 +346,7 @@ CASES: dict[str, Case] = {
     "table": Case(
         ("InTownSoon",), (shop.Sale,), sale,
         outputs=lambda seen: models.in_town(seen.epochs(0), [*seen.rows], WAIT_MS, "emit"),
-        left=in_line,
+        left=waiting_sales,
         found=lambda states: {
             e["id"] for kept in states[0].values() for _, e in kept.fields.get("events", ())
         },

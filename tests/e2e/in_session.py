@@ -92,7 +92,7 @@ class Pipeline:
         upkeep.sweep()
         opened.close()
         if failure is not None:
-            raise writer.failure or cause(str(failure), _told(self.folder, since_ms))
+            raise writer.failure or cause(str(failure), _traces_of(self.folder, since_ms))
 
     @property
     def committed(self) -> int:
@@ -104,8 +104,8 @@ class Pipeline:
         return sorted((p for p in found if p.is_file()), key=lambda p: p.name)
 
 
-def _told(folder: Path, since_ms: int) -> Traces:
-    """Where the shared session's processes tell what happens to them."""
+def _traces_of(folder: Path, since_ms: int) -> Traces:
+    """Where the shared session's processes note what happens to them."""
     scratch = os.environ.get(workers.FOLDER)
     return Traces(folder / "spark.log", Path(scratch) if scratch else None, since_ms)
 

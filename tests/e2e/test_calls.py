@@ -153,7 +153,7 @@ def test_attempts_are_as_declared_then_the_event_is_a_dead_letter_and_a_replay_a
         event.id for event in events if event.card in lost
     )
 
-    told = [call for _, _, call in told_calls(pipeline)]
+    told = [call for _, _, call in recorded_calls(pipeline)]
     assert sum(each.attempts for each in told) == stub.requests
     assert sum(each.failures for each in told) == sum(len(stub.asked[card]) for card in lost) / 2
     for card in lost:
@@ -186,7 +186,7 @@ def test_an_open_breaker_spares_the_endpoint(
     assert {row["score"] for row in rows} == {"unknown"}
     # Every worker process has a breaker of its own; what was under way at once may still ask.
     assert stub.requests <= 2 * (5 + 16)
-    assert any(call.breaker == "open" for _, _, call in told_calls(pipeline))
+    assert any(call.breaker == "open" for _, _, call in recorded_calls(pipeline))
 
 
 @pytest.mark.spark
@@ -206,12 +206,12 @@ def test_an_epoch_that_failed_for_an_answer_keeps_those_it_got(
     assert pipeline.run_to_end(**pipeline.changes) == 0, pipeline.log
     rows = [msgspec.json.decode(row) for row in pipeline.rows.elements()]
     assert Counter(row["id"] for row in rows) == Counter(event.id for event in events)
-    told = sum(call.questions for _, _, call in told_calls(pipeline))
+    told = sum(call.questions for _, _, call in recorded_calls(pipeline))
     repeated = sum(len(stub.asked[card]) - count for card, count in answered.items())
     assert repeated <= told, "only what no epoch had asked yet"
 
 
-def told_calls(pipeline: Any) -> Iterator[tuple[int, int, Any]]:
+def recorded_calls(pipeline: Any) -> Iterator[tuple[int, int, Any]]:
     for epoch in pipeline.ledger.epochs():
         entry = pipeline.ledger.read(epoch)
         for shard in entry.shards:

@@ -118,7 +118,7 @@ topic = "{on}-dead"
 """
 
 
-def at_of(n: int) -> int:
+def event_time_of(n: int) -> int:
     return 1_000 + n
 
 
@@ -139,7 +139,12 @@ def shop(make_broker: Callable[..., Any]) -> Any:
 
 
 def order(n: int) -> dict[str, Any]:
-    return {"customer": f"c{n % 5}", "item": f"i{n % ITEMS}", "at": at_of(n), "units": n % 4}
+    return {
+        "customer": f"c{n % 5}",
+        "item": f"i{n % ITEMS}",
+        "at": event_time_of(n),
+        "units": n % 4,
+    }
 
 
 def expected() -> tuple[Counter[tuple[str, int]], Counter[tuple[str, int]]]:

@@ -113,7 +113,7 @@ class Seen(Pipeline):
         for _, records in full:
             records.clear()
 
-    def told(self) -> Iterator[tuple[str, int, int]]:
+    def sink_rows(self) -> Iterator[tuple[str, int, int]]:
         """Every row of the sink: card, id, count."""
         with Client(self.bootstrap) as client:
             topic = f"{self.name}-told"
@@ -183,7 +183,7 @@ def check_against_a_model(pipeline: Seen, cards: int, events: int, at_ms: float)
     pipeline.feed(iter(sent))
     pipeline.run()
     assert sum(entry.total("duplicates") for entry in pipeline.epochs) == len(sent) - fresh
-    assert Counter(pipeline.told()) == rows
+    assert Counter(pipeline.sink_rows()) == rows
     assert pipeline.counts() == counts
 
 
@@ -223,7 +223,7 @@ def test_ids_are_known_for_their_time_and_take_no_room_after_it(
     last = sent[-1][2]
     pipeline.feed(iter(sent))
     pipeline.run()
-    assert Counter(number for _, number, _ in pipeline.told()) == Counter(
+    assert Counter(number for _, number, _ in pipeline.sink_rows()) == Counter(
         {number for _, number, _ in sent}
     )
     live = events // 20

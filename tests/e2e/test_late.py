@@ -110,7 +110,7 @@ class Died(Exception):
     """The driver, between the ledger and Spark's commit."""
 
 
-def arriving(draw: random.Random, visits: list[Visit]) -> list[Visit]:
+def shuffled_with_late(draw: random.Random, visits: list[Visit]) -> list[Visit]:
     """Out of order, 5 % late, 10 % twice; some behind all windows, twice; some of the year 2100."""
     found = shuffled(draw, visits)
     for _ in range(12):
@@ -158,7 +158,11 @@ def test_a_table_of_sessions_is_that_of_a_plain_loop(
     with Client(broker.bootstrap) as client:
         client.create_topics({topic: PARTITIONS})
     for partition in range(PARTITIONS):
-        own = [e for e in arriving(random.Random(seed), visits) if int(e.user[1]) % 3 == partition]
+        own = [
+            e
+            for e in shuffled_with_late(random.Random(seed), visits)
+            if int(e.user[1]) % 3 == partition
+        ]
         in_session.produce(broker.bootstrap, topic, partition, *map(asdict, own))
     (tmp_path / "late_sessions.py").write_text(MODULE)
     file = tmp_path / "pipeline.toml"

@@ -199,19 +199,19 @@ class Visits(Pipeline):
             for shard, each in self.shards().items()
         }
 
-    def told(self) -> list[dict[str, Any]]:
+    def sink_rows(self) -> list[dict[str, Any]]:
         """Every row of the sink."""
         found = read(self.bootstrap, f"{self.folder.name}-told")
         return [msgspec.json.decode(value) for _, value in found]
 
-    def check_told(self) -> None:
+    def check_sink_rows(self) -> None:
         """Each visit once, with how many its visitor and page have had."""
         seen, counts = set[str](), Counter[tuple[str, int]]()
         for visit in visits():
             if visit["id"] not in seen:
                 seen.add(visit["id"])
                 counts[key(visit)] += 1
-        rows = [row for row in self.told() if "@" not in row["id"]]
+        rows = [row for row in self.sink_rows() if "@" not in row["id"]]
         assert Counter(row["id"] for row in rows) == Counter(seen)
         for each, count in counts.items():
             own = sorted(row["count"] for row in rows if key(row) == each)
@@ -250,7 +250,7 @@ def test_a_key_is_in_one_shard_before_and_after_a_restart_and_in_any_number_of_s
         pipeline.run(until=lambda until=until: pipeline.committed >= until)
         before = pipeline.check_placed(shards)
     assert before == len({key(visit) for visit in visits()})
-    pipeline.check_told()
+    pipeline.check_sink_rows()
 
 
 def test_what_is_replayed_leaves_the_very_state_that_it_left_before(
@@ -269,7 +269,7 @@ def test_what_is_replayed_leaves_the_very_state_that_it_left_before(
     (pipeline.checkpoint / "commits" / str(last)).unlink()
     pipeline.run()
     assert pipeline.hashes() == before
-    pipeline.check_told()
+    pipeline.check_sink_rows()
 
 
 def test_on_spark_a_key_meets_one_task_and_every_task_has_as_many_shards(
@@ -277,10 +277,10 @@ def test_on_spark_a_key_meets_one_task_and_every_task_has_as_many_shards(
 ) -> None:
     pipeline = build(spark, "shuffled", shards=4)
     pipeline.run()
-    pipeline.check_told()
+    pipeline.check_sink_rows()
     assert pipeline.check_placed(4) == len({key(visit) for visit in visits()})
     tasks: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
-    for row in pipeline.told():
+    for row in pipeline.sink_rows():
         if "@" not in row["id"]:
             tasks[key(row)].add(row["task"])
     assert all(len(of_key) == 1 for of_key in tasks.values())
@@ -301,7 +301,7 @@ def test_what_prometheus_is_told_is_what_happened(build: Callable[..., Visits]) 
     metrics, after = PipelineMetrics("measured", ["visits"]), []
     for entry in pipeline.epochs:
         metrics.take(entry)
-        after.append(told_by(metrics))
+        after.append(samples_of(metrics))
     told = after[-1]
     assert told["catchwater_events_total"] == EVENTS
     assert told["catchwater_duplicates_total"] == EVENTS // 10
@@ -322,7 +322,7 @@ def test_what_prometheus_is_told_is_what_happened(build: Callable[..., Visits]) 
     assert after[rebuilt.index(True)]["catchwater_state_restore_seconds"] > 0
 
 
-def told_by(metrics: PipelineMetrics) -> dict[str, float]:
+def samples_of(metrics: PipelineMetrics) -> dict[str, float]:
     """The samples by name, and of quantiles by name and quantile."""
     found = {}
     for family in text_string_to_metric_families(generate_latest(metrics.registry).decode()):

@@ -168,7 +168,7 @@ class Totals(Pipeline):
     model: Model
     bootstrap: str
 
-    def told(self) -> Counter[tuple[int, int, int]]:
+    def sink_rows(self) -> Counter[tuple[int, int, int]]:
         """Every row of the sink."""
         rows = (msgspec.json.decode(value) for _, value in read(self.bootstrap, self.topic))
         return Counter((row["id"], row["count"], row["sum"]) for row in rows)
@@ -194,7 +194,7 @@ class Totals(Pipeline):
 
     def check(self) -> None:
         """Sink and state are the model's."""
-        assert self.told() == self.model.told
+        assert self.sink_rows() == self.model.told
         assert self.totals() == self.model.totals
 
 

@@ -38,14 +38,14 @@ class Supervised:
             )  # fmt: skip
 
     @property
-    def told(self) -> Supervision:
+    def supervision(self) -> Supervision:
         told = read_supervision(self.pipeline.checkpoint)
         assert told is not None
         return told
 
     @property
     def driver(self) -> int:
-        driver = self.told.driver
+        driver = self.supervision.driver
         assert driver is not None
         return driver
 
@@ -85,7 +85,7 @@ def test_a_killed_driver_is_started_again_and_each_row_is_written_once(
     run.wait_until(lambda: run.pipeline.is_planned(2))
     killed = run.driver
     os.kill(killed, signal.SIGKILL)
-    run.wait_until(lambda: run.told.driver not in (killed, None))
+    run.wait_until(lambda: run.supervision.driver not in (killed, None))
     assert not processes(killed), "the next driver does not wait for the JVM of the one before"
 
     # Another supervisor is refused while this one is there, and says whose it is.
@@ -114,16 +114,16 @@ def test_a_warm_spare_takes_over_and_stop_ends_both(
 ) -> None:
     run = supervise("spared")
     run.start(settings="spare = true", epoch_events=100)
-    run.wait_until(lambda: run.pipeline.committed >= 2 and run.told.spare is not None)
-    killed, spare = run.driver, run.told.spare
+    run.wait_until(lambda: run.pipeline.committed >= 2 and run.supervision.spare is not None)
+    killed, spare = run.driver, run.supervision.spare
     assert spare is not None
     time.sleep(15)
     before = run.pipeline.committed
     os.kill(killed, signal.SIGKILL)
-    run.wait_until(lambda: run.told.driver == spare)
+    run.wait_until(lambda: run.supervision.driver == spare)
     run.wait_until(lambda: run.pipeline.committed > before + 1)
-    run.wait_until(lambda: run.told.spare not in (None, spare))
-    both = [run.driver, run.told.spare]
+    run.wait_until(lambda: run.supervision.spare not in (None, spare))
+    both = [run.driver, run.supervision.spare]
     stop = subprocess.run(
         [COMMAND, "pipeline", "stop", str(run.pipeline.folder / "pipeline.toml"), "--yes"],
         capture_output=True, text=True, timeout=300,
@@ -220,5 +220,5 @@ def test_a_broken_object_of_the_state_is_found_by_the_next_driver(
     assert run.wait() == 0, run.pipeline.log
     assert broken.name in run.pipeline.log
     assert f"Going on from checkpoint {last - 1}, not {last}" in run.pipeline.log
-    assert (run.told.restarts, run.pipeline.committed) == (1, last + 1)
+    assert (run.supervision.restarts, run.pipeline.committed) == (1, last + 1)
     assert run.pipeline.rows == run.pipeline.cards.expected

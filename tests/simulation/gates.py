@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, TypeVar
 
-from tests.simulation.loop import Hand, Killed, Node, VirtualLoop, this_hand
+from tests.simulation.loop import Hand, Killed, Node, VirtualLoop, current_hand
 
 from catchwater.catalog.db import Db
 from catchwater.catalog.errors import CatalogUnavailable, CatalogUncertain
@@ -75,7 +75,7 @@ class SimulatedClock(Clock):
         return self._loop.time()
 
     def pause(self, seconds: float) -> None:
-        hand = this_hand()
+        hand = current_hand()
         assert hand is not None, "the loop was blocked"
         hand.wait(max(0.0, seconds))
 
@@ -110,7 +110,7 @@ class Gate:
 
     def hand(self) -> Hand | None:
         """The hand that asks, if its machine is still there."""
-        hand = this_hand()
+        hand = current_hand()
         if hand is not None and self.node.is_cut:
             raise Killed
         return hand

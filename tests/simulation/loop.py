@@ -101,7 +101,7 @@ class _OfThread(threading.local):
 _OF_THREAD = _OfThread()
 
 
-def this_hand() -> Hand | None:
+def current_hand() -> Hand | None:
     """The hand this code runs in; None on the loop."""
     return _OF_THREAD.hand
 

@@ -41,7 +41,7 @@ class Noting(Producer):
         return error, offset
 
 
-def by(noted: list[Noted], machine: Machine, since_s: float, until_s: float) -> int:
+def acknowledged_by(noted: list[Noted], machine: Machine, since_s: float, until_s: float) -> int:
     """How many were acknowledged by a machine's broker meanwhile."""
     name = f"broker {machine.id},"
     return sum(since_s <= at < until_s and who.startswith(name) for at, who in noted)
@@ -89,11 +89,11 @@ def test_a_broker_that_is_cut_off_acknowledges_nothing_and_clients_go_elsewhere(
         machine.crash()
     world.loop.end()
     cut_s, back_s = moments
-    assert by(noted, cut, 0, cut_s) > 0, "it was at work before"
-    assert by(noted, cut, cut_s + UNDER_WAY_S, back_s) == 0
+    assert acknowledged_by(noted, cut, 0, cut_s) > 0, "it was at work before"
+    assert acknowledged_by(noted, cut, cut_s + UNDER_WAY_S, back_s) == 0
     for other in others:
-        assert by(noted, other, cut_s + SESSION_S, back_s) > 0
-    assert by(noted, cut, back_s, ended_s) > 0, "it serves again"
+        assert acknowledged_by(noted, other, cut_s + SESSION_S, back_s) > 0
+    assert acknowledged_by(noted, cut, back_s, ended_s) > 0, "it serves again"
     assert not unfinished and not world.failures and not world.loop.failures
 
 

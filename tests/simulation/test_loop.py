@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
-from tests.simulation.loop import Deadlock, Killed, Node, VirtualLoop, this_hand
+from tests.simulation.loop import Deadlock, Killed, Node, VirtualLoop, current_hand
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_blocking_code_takes_turns_where_it_waits(loop: VirtualLoop) -> None:
     def block(name: str, seconds: float) -> str:
         for _ in range(3):
             told.append((loop.time(), name))
-            hand = this_hand()
+            hand = current_hand()
             assert hand is not None
             hand.wait(seconds)
         return name
@@ -101,7 +101,7 @@ def test_a_request_of_a_machine_that_ended_may_still_land(
     ends: list[str] = []
 
     def put() -> None:
-        hand = this_hand()
+        hand = current_hand()
         assert hand is not None
         try:
             hand.wait(1, travelling=True)

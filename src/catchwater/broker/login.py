@@ -3,8 +3,8 @@
 `Session` is one connection's. Where the listener asks for a login, a client may send ApiVersions,
 SaslHandshake (KIP-43) and then SaslAuthenticate (KIP-152) until it is in; anything else ends the
 connection. A login cannot be taken back or changed. One that failed is answered after a while, and
-what follows it ends the connection. Every request asks whether the user is still the one who came
-in: whoever was removed, or was given another password, is out.
+what follows it ends the connection. Every request checks that the user is still there with the
+same password: one that was removed, or has another password now, is refused.
 
 No I/O but `Guard.check_password`, which takes some milliseconds in a thread.
 """

@@ -57,7 +57,7 @@ class ConfiguredLimits:
     def quota(self, principal: str, client_id: str) -> Quota | None:
         """The client id's rate, else the principal's, else the default.
 
-        Anybody can take a client id: whoever has logged in pays from an account of their own.
+        A client chooses its id itself, so each principal that has logged in has its own account.
         """
         for named in (CLIENT_ID + client_id, principal):
             if named in self._overrides:

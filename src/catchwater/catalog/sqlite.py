@@ -351,8 +351,8 @@ class Writer:
             result = barrier.change(self._db)
         except sqlite3.Error:
             raise  # the whole transaction's
-        # As an executor does: what the change raises is its caller's, of whatever class, and none
-        # of the others in this transaction fails with it.
+        # As with an executor, an error of any class goes to the caller of this change; the others
+        # in this transaction do not fail with it.
         except Exception as refusal:  # noqa: BLE001
             self._db.connection.execute("ROLLBACK TO barrier")
             self._db.connection.execute("RELEASE barrier")

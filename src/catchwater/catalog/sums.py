@@ -6,8 +6,8 @@ of SQLite are switched off): after each, the checksums of the pages it copied ar
 synced, and only then may SQLite begin its `-wal` file again. A crash in between leaves the pages in
 `-wal`, which outranks the file, so those are not compared.
 
-`verify` reads the whole file and its `-wal` before SQLite does, a gigabyte a second or so. It tells
-a bit that flipped anywhere, a file cut short, and a file from another time. It does not see bits
+`verify` reads the whole file and its `-wal` before SQLite does, a gigabyte a second or so. It finds
+a bit that flipped anywhere, a file cut short, and a file from another time. It does not find bits
 that flip while the database is open; the next opening and `catchwater log fsck` do.
 
 Relies on one process writing. The database's descriptor stays open until `close`, because POSIX

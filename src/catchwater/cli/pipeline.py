@@ -86,7 +86,7 @@ def _drive(
         run_pipeline(config, quick=quick, turn=Turn() if stand_by else None, python=python)
     except CatchwaterError as error:
         report(config.checkpoint, error)
-        if stand_by:  # the supervisor tells it
+        if stand_by:  # the supervisor reports it
             raise typer.Exit(error.exit_code) from error
         raise
 

@@ -1,6 +1,6 @@
 """What `catchwater pipeline status` shows a person: a page of 80 columns, drawn once or repeatedly.
 
-Every line is made from what `--json` prints, so that both tell the same.
+Every line is made from what `--json` prints, so that both say the same.
 """
 
 import sys

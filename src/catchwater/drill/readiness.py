@@ -1,6 +1,6 @@
 """Is it ready for production? Evidence in, a report out: pure, and nothing in it is believed.
 
-Evidence is what was asked of a running system and what drills have found; whoever asks fills
+Evidence is what was asked of a running system and what drills have found; the caller fills
 `Evidence`, and what could not be asked is None. Each line of the checklist is one rule over it. The
 scorecard and the scores follow from the lines and from drills alone, by the rules that stand here
 and in docs/readiness.md. There is no average: a 5 in one thing mends no 1 in another.
@@ -17,7 +17,7 @@ from catchwater.drill.result import Result
 FORMAT = 1
 DAY_MS = 86_400_000
 FRESH_DAYS = 30
-"""Older drills tell of another system."""
+"""Older drills were of a system that has changed since."""
 FREE_SHARE_LEAST, FREE_SHARE_LITTLE = 0.05, 0.15
 
 Verdict = Literal["pass", "warn", "fail", "unknown"]

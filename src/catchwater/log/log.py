@@ -92,7 +92,7 @@ class Log:
             lagging_bytes=config.lagging_cache_bytes,
         )
         core.committer.on_committed = self._reader.appended
-        self.stability = Stability(core.catalog, core.states, is_shared=self.is_shared)
+        self.stability = Stability(core.catalog, core.states, others_write=self.is_shared)
         self.planner = Planner(core.topics, core.states, self._reader, self.stability)
         self.txns = Transactions(core, self.allocate_producer_id)
         self.keeping = Housekeeping(core, config)

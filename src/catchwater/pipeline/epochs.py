@@ -1,14 +1,14 @@
-"""What the driver does inside an epoch, and behind it.
+"""What the driver does within an epoch, and after it.
 
-**Inside**, `EpochWriter`: Spark's `foreachBatch`, before Spark commits: sinks first, then the
-ledger, so that an entry stands for an epoch whose outputs are visible. The entry commits the state:
-it names where every shard stands.
+**Within**, `EpochWriter` is Spark's `foreachBatch`: before Spark commits, it commits to the sinks
+and then writes the ledger's entry, so an entry means that the epoch's outputs are visible. The
+entry commits the state: it has the position of every shard.
 
-**Behind**, `Upkeep`: one step behind Spark's commits: pins first, then the contract that promises
-them, then what no retained checkpoint needs any more: entries of the ledger, objects of the state
-logs, endpoints' answers, what sinks have kept.
+**After**, `Upkeep` follows one step behind Spark's commits. It sets pins, then writes the contract
+that promises them, then deletes what no retained checkpoint needs: entries of the ledger, objects
+of the state logs, endpoints' answers, and what sinks have kept.
 
-Either may be killed between any two steps: the epoch runs again, the next look does them again.
+The driver may be killed between any two steps: the epoch is repeated, and so is the upkeep.
 """
 
 import logging
@@ -136,7 +136,7 @@ class EpochWriter:
                 f"are allowed; epoch {epoch} was not committed.",
                 hint="Correct the function or its event class, or raise poison_limit.",
             )
-        # Where the epoch ends is decided for whoever runs it again, on another machine perhaps.
+        # From here on the epoch's end is fixed, also for a driver that repeats it elsewhere.
         remote.publish(self._ledger.checkpoint, ask=True)
         sink_ms: dict[str, float] = {}
         written = self._commit(epoch, manifests, sink_ms)

@@ -1,9 +1,9 @@
 """One pipeline, opened: its file, its functions, its checkpoint, its log and its sinks.
 
 Every command that works on a pipeline opens it here: run, plan, upgrade, savepoint, sink repair.
-Opening asks nobody. Functions are imported, brokers asked and sinks opened when they are first
-needed, and once; `close` closes the sinks. Opening a sink creates and claims its target; otherwise
-only `withdraw`, `pin` and `release` change anything.
+Opening connects to nothing. Functions are imported, brokers asked and sinks opened when they are
+first needed, and once; `close` closes the sinks. Opening a sink creates and claims its target;
+otherwise only `withdraw`, `pin` and `release` change anything.
 
 Before, the file is compared with the functions (`check_fit`, `check_sinks`): inputs, tables, calls,
 sinks, dead letters. What does not fit is refused with both sides named (exit code 2).
@@ -62,7 +62,7 @@ class OpenPipeline:
     """
 
     codes: Sequence[FunctionCode] = ()
-    """The code of `specs` as the checkpoint keeps it; there in a run only (`preflight.prepare`)."""
+    """The code of `specs` as the checkpoint keeps it; there in a run only (`run.prepare`)."""
     watch: RestoreWatch | None = None
     """How the restore that a run began with is measured; None: it is none."""
 

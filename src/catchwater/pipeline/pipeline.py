@@ -221,7 +221,7 @@ class Pipeline:
     def _work(
         self, spark: "SparkSession | None", *, available_now: bool, quick: bool
     ) -> "Callable[[Stop, Callable[[], None]], None]":
-        """What a run does until it is stopped, and tells when its query runs."""
+        """The work of a run, which calls its second argument whenever it looks at the query."""
         if is_importing():
             raise ConfigError(
                 f"{self!r} is run by a module that is only imported, by a worker or a command.",

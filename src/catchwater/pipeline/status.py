@@ -41,7 +41,7 @@ from catchwater.wire.connection import parse_bootstrap
 from catchwater.wire.fields import TopicPartition
 
 _ASK_S = 2.0
-"""How long the log is asked; a status that waits tells nothing."""
+"""How long to wait for the log: a status that hangs helps nobody."""
 _COUNTED = ("events", "outputs", "late", "duplicates", "poisoned", "timers")
 _QUIET_MS = 10_000
 _SUPERVISES = ("running", "waiting")

@@ -3,13 +3,13 @@
 It does no work of its own, so there is little that could fail it: it watches a child process, and
 holds a lock so that there is one of it for a checkpoint. The first failure, and every one after an
 epoch was committed, is followed by a start at once; failures in a row wait 1, 2, 4 … 60 seconds,
-give or take a fifth. More than `limit` failures within an hour end it. Errors say themselves what
-another start would do for them (`Restart`); a usage error or a checkpoint that is refused (exit
+give or take a fifth. More than `limit` failures within an hour end it. An error's class says
+whether another start can help (`Restart`); a usage error or a checkpoint that is refused (exit
 codes 2 and 5) is never tried again. Its state is in `<checkpoint>/catchwater/supervisor.json`.
 
 A driver leads a session of its own, so that everything it has started (the JVM, Spark's Python
 daemon and its workers, each in a process group of its own) is found again by the session's number
-and ended with it: no orphaned JVM keeps the checkpoint's lock. Linux tells the session of a process
+and ended with it: no orphaned JVM keeps the checkpoint's lock. Linux names the session of a process
 in /proc; elsewhere the process group is ended, and Python workers follow when their JVM is gone.
 
 SIGTERM and Ctrl-C are passed on to the driver; `halt` sends such a signal from another process.
@@ -104,7 +104,7 @@ class DriverProcess:
 
 
 def _session(leader: int) -> Iterator[int]:
-    """The live processes of a session, where the system tells; else its leader, if it lives."""
+    """The live processes of a session, by /proc. Where there is none, kills the leader's group."""
     if not (_PROC / "self" / "stat").exists():
         with suppress(ProcessLookupError):
             os.killpg(leader, signal.SIGKILL)
@@ -125,7 +125,7 @@ STOP_S = 90.0
 SPARE_WAIT_S = 60.0
 """How long to wait with another spare after one has died."""
 _LOOK_S = 1.0
-"""How often to look whether the driver has committed its first epoch. A signal tells its end."""
+"""How often to look whether the driver has committed its first epoch. Its end is a signal."""
 
 RESTARTS = 10
 """Within an hour, where the pipeline's file names no other number."""
@@ -260,7 +260,7 @@ def _supervision_file(folder: Path) -> Path:
 
 
 class Supervisor:
-    """The loop of `supervise`, over whatever drivers it is given."""
+    """The loop of `supervise`, over the drivers that `start` makes."""
 
     def __init__(
         self,

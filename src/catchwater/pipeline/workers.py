@@ -41,7 +41,7 @@ class Doing(msgspec.Struct, frozen=True):
 
 
 class ProcessEnd(msgspec.Struct, frozen=True):
-    """A process that has died, or what it could still tell of a handler that had to be ended."""
+    """The end of a process: it died, or noted that it ended for a handler that did not return."""
 
     pid: int
     at_ms: int

@@ -184,10 +184,10 @@ class RestoreSample(msgspec.Struct, frozen=True):
     first_s: float = 0.0
     """What the first epoch took beside state. Where 0, `startup_s` has it."""
     scheduling_s: float | None = None
-    """From the failure's detection to the start of the process; None: nobody knows."""
+    """From the failure's detection to the start of the process; None: unknown."""
     detection_s: float | None = None
-    """From the last sign of life to the failure's detection; None: nobody knows. 0 where nobody
-    noticed who said so: then `scheduling_s` begins at the last sign of life."""
+    """From the last sign of life to the failure's detection; None: unknown. 0 where
+    no supervisor noted it: then `scheduling_s` begins at the last sign of life."""
 
     @property
     def seconds(self) -> float:
@@ -389,7 +389,7 @@ WINDOW_MS = 300_000
 _LOOK_MS = 5_000
 """Ends of the log are remembered no more often than this."""
 _LEAST_WORK_MS = 100.0
-"""What functions and sinks take for less is what an epoch costs them, whatever is in it."""
+"""Less time in functions and sinks than this is the fixed cost of an epoch, with any content."""
 _SATURATED_MS = 30_000
 """A pipeline that falls behind for less has met a burst."""
 _BUSY, _KEPT_UP = 0.8, 0.95

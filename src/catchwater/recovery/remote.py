@@ -4,8 +4,8 @@ All code works on a folder. Where the checkpoint is a URL, that folder lies in t
 and holds nothing of its own: who takes the checkpoint's lock takes its lease in the store as well
 (`fenced`), and makes the folder again from the log; what changes there counts once it is published:
 
-- an epoch's end (Spark's `offsets/N`) before any sink is given the epoch's outputs, so that whoever
-  goes on runs the same epoch;
+- an epoch's end (Spark's `offsets/N`) before any sink is given the epoch's outputs, so that another
+  driver that goes on repeats the same epoch;
 - its entry in the ledger before Spark commits it: with that, the epoch is;
 - contracts, and what is forgotten, behind it.
 
@@ -278,11 +278,11 @@ def check(folder: Path) -> None:
         remote.check()
 
 
-# In nobody's hands here.
+# Not held by this process.
 
 
 def await_turn(folder: Path, wait: Callable[[float], bool], clock: Clock) -> str:
-    """Wait until nobody elsewhere works on it; the token of a holder that was silent for a lease.
+    """Wait until no other machine works on it; the token of a holder that was silent for a lease.
 
     `wait` waits for so many seconds, and says whether to go on waiting. Raises `StoreError`.
     """

@@ -1,13 +1,13 @@
-"""Whether a reader goes where it is sent: plans name files and hosts, a Kafka its control API.
+"""Which files and hosts a reader may use that a server names: in plans, or as its control API.
 
-Who answers may be anybody, and a reader stands where others cannot go: on a machine with files, in
-a network with servers that ask nobody for a password. So nobody may send it further in than they
-are themselves: a broker of this machine may name its files and ports; one of a private network
-hosts of such networks, and none of this machine; one of the internet none of either. Where that is
-too strict (a directory that brokers of other machines share with this one), `catchwater.locations`
-names the log's stores, and nothing else is read.
+The server may be anybody's, and the reader can reach what the server cannot: files of its machine,
+and servers of its network that ask for no password. So a server may name nothing that is nearer to
+the reader than the server is: one on this machine may name files and ports of it; one in a private
+network hosts of such networks, but not this machine; one on the internet neither. Where that is too
+strict (a directory that brokers on other machines share with this one), `catchwater.locations`
+lists the log's stores, and nothing else is read.
 
-Names are resolved once, here. Redirects are followed nowhere.
+Names are resolved once, here. No redirect is followed.
 """
 
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ from catchwater.config import CatchwaterError, Restart
 from catchwater.hosts import HERE, farthest, nearest
 
 LOCATIONS = "catchwater.locations"
-"""The option with the URLs of the stores that may be read; without it, see above."""
+"""The option with the URLs of the stores that may be read; without it the rule above holds."""
 
 
 class SentAstray(CatchwaterError):
-    """Somebody names a place that is nearer to us than they are."""
+    """A server names a place that is nearer to this machine than the server is."""
 
     restart = Restart.NEVER
 

@@ -51,9 +51,9 @@ from catchwater.wire.client import LATEST
 _LOG = logging.getLogger(__name__)
 
 _IN_A_LOOP_S = 0.1
-"""Spark asks again after so long at most, where no trigger tells it when to."""
+"""Without a trigger interval Spark asks again within this time."""
 _ASK_EVERY_S = 1.0
-"""Partitions that appear, or are gone, are seen no later than this."""
+"""Partitions that appear or go are noticed within this time."""
 
 SPARK_TYPES: Mapping[str, types.DataType] = {
     "key": types.BinaryType(),
@@ -204,9 +204,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         self._latest: Offsets | None = None
         # When a micro-batch was last let through; none before the first, which waits for nothing.
         self._triggered_s: float | None = None
-        # When it was last said that there is nothing more, and when the log was last asked; by the
-        # monotonic clock, long ago if never.
-        self._told_s = self._asked_s = -math.inf
+        # When the last answer was that there is nothing new, and when the log was last asked; by
+        # the monotonic clock, long ago if never.
+        self._idle_s = self._asked_s = -math.inf
 
     @in_two_lines
     def initialOffset(self) -> dict[str, Any]:
@@ -230,28 +230,28 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         self._pin.renew()
         begin = from_json(start)
         if not self._may_have_more(begin):
-            return self._told(start)
+            return self._nothing_new(start)
         self._asked_s = self._clock.monotonic_s()
         self._latest = self._subscription.latest() if self._goal is None else dict(self._goal)
         self._subscription.check_present(begin, self._latest)
         if not isinstance(limit, ReadAllAvailable) and self._waits(begin, self._latest):
-            return self._told(start)
+            return self._nothing_new(start)
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         ends = admit(begin, self._latest, most)
-        return to_json(ends) if ends != begin else self._told(start)
+        return to_json(ends) if ends != begin else self._nothing_new(start)
 
-    def _told(self, start: dict[str, Any]) -> dict[str, Any]:
-        """The answer that there is no more than there was."""
-        self._told_s = self._clock.monotonic_s()
+    def _nothing_new(self, start: dict[str, Any]) -> dict[str, Any]:
+        """The answer that there is nothing new."""
+        self._idle_s = self._clock.monotonic_s()
         return start
 
     def _may_have_more(self, begin: Offsets) -> bool:
         """Wait for records, if that is worth it; False if there are none and no need to ask.
 
-        Who comes back seldom, by a trigger of its own, is not kept.
+        A query with a trigger interval comes back seldom, and does not wait here.
         """
         options, now_s = self._subscription.options, self._clock.monotonic_s()
-        is_in_a_loop = now_s - self._told_s < _IN_A_LOOP_S
+        is_in_a_loop = now_s - self._idle_s < _IN_A_LOOP_S
         if not is_in_a_loop or self._goal is not None or not self._latest:
             return True
         has_come = self._subscription.wait(self._latest, options.wait_ms / 1000)

@@ -113,7 +113,7 @@ class Subscription:
     def wait(self, ends: Mapping[TopicPartition, int], timeout_s: float) -> bool:
         """Wait until there may be a record at one of these ends; False if not after `timeout_s`.
 
-        Without brokers nobody could tell of it: then the wait is short, and the answer True.
+        Without brokers to ask, the wait is short and the answer True.
         """
         if self.options.catalog is not None:
             self._clock.pause(min(timeout_s, CATALOG_WAIT_S))

@@ -36,7 +36,7 @@ UNFIT = (
 """The hint where a row is refused."""
 
 
-class Found(NamedTuple):
+class TableColumn(NamedTuple):
     """A column of an existing table."""
 
     type: str
@@ -81,7 +81,7 @@ class Database(Protocol):
         """A read-only transaction, which does not create a missing database either."""
         ...
 
-    def columns(self, transaction: Transaction, table: str) -> Mapping[str, Found]:
+    def columns(self, transaction: Transaction, table: str) -> Mapping[str, TableColumn]:
         """The columns of a table; none if there is no such table."""
         ...
 
@@ -312,16 +312,16 @@ class Target:
                 alter=() if unfit else alter,
             )
 
-    def _there(self, transaction: Transaction) -> dict[str, Mapping[str, Found]]:
+    def _there(self, transaction: Transaction) -> dict[str, Mapping[str, TableColumn]]:
         """The columns of the table and, in upsert mode, of its undo table; of existing ones."""
         tables = [self.name, self.undo] if self._writer.output_id else [self.name]
         found = {table: self._database.columns(transaction, table) for table in tables}
         return {table: columns for table, columns in found.items() if columns}
 
-    def _missing(self, found: Mapping[str, Found]) -> list[str]:
+    def _missing(self, found: Mapping[str, TableColumn]) -> list[str]:
         return [name for name in self.columns if name not in found]
 
-    def _additions(self, table: str, found: Mapping[str, Found]) -> list[str]:
+    def _additions(self, table: str, found: Mapping[str, TableColumn]) -> list[str]:
         types = self._database.types
         kinds: dict[str, str] = {column.name: types[column.kind] for column in self._outputs}
         return [
@@ -329,7 +329,7 @@ class Target:
             for name in self._missing(found)
         ]
 
-    def _unfit(self, found: Mapping[str, Found]) -> list[str]:
+    def _unfit(self, found: Mapping[str, TableColumn]) -> list[str]:
         """Differences that adding columns would not resolve."""
         accepted = self._database.accepted
         wanted = {column.name: accepted[column.kind] for column in self._outputs}

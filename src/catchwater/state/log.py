@@ -161,7 +161,7 @@ class StateLog:
     def sweep(self, keep: Iterable[Position], limit: int = SWEEP_STEP) -> int:
         """Delete what none of the positions needs; returns how many objects were deleted.
 
-        `keep` are all positions that anybody may yet ask for, the newest committed one among
+        `keep` are all positions that may still be asked for, the newest committed one among
         them: attempts at its version or a later one are left alone, for one may be about to be
         committed. Deletes at most `limit` objects; raises ShardDamaged before it deletes any if
         it cannot tell what a position needs.

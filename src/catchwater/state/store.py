@@ -242,7 +242,7 @@ class ShardStore:
             self._move(found, wanted, changes)
 
     def _read_all(self, wanted: Position, log: StateLog) -> Iterator[Changes]:
-        """All that the position needs; how far it is is noted for whoever asks how it gets on."""
+        """All that the position needs; notes its progress beside the store (`read_rebuilding`)."""
         before, size = log.read_bytes, log.roll_of(wanted).size_bytes
         began_ms = noted_ms = self._clock.now_ms()
         self._note(Rebuilding(began_ms, began_ms, 0, size))

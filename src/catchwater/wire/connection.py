@@ -1,18 +1,18 @@
 """A client's connections to brokers, each secured and logged in as the settings say.
 
-A `Connection` relies on the broker's promise to answer in order (Kafka's protocol has no other), so
-several requests may be in flight. A reply's bytes are handed out as they were received, uncopied.
-Honours throttling (KIP-219): a broker that asked for a pause is sent nothing before the pause is
-over. Any failure closes the connection and raises `ConnectionLost`; it never reconnects by itself.
+`Connection` is one socket. A broker answers in the order of the requests (Kafka's protocol has no
+other way), so several may be in flight. A reply is handed out as it was received, without a copy.
+After a reply that asks for a pause (KIP-219) nothing is sent before the pause is over. Any failure
+closes the connection and raises `ConnectionLost`; it never reconnects by itself.
 
-`Connections` has one to each broker that was needed so far. A login that ends (KIP-368) is renewed
-by connecting anew, in good time.
+`Connections` keeps one connection to each broker that was needed so far, and makes a new one before
+a login expires (KIP-368).
 
-`Watch` waits for records instead of asking for them: a Fetch lies open at the end of each
-partition. Every Kafka answers such a Fetch the moment a record comes, or after the longest wait
-that it names. One that is open when a wait is over stays so for the next, so waiting often costs no
-more requests than waiting long. Its reply brings one batch, which nobody reads: the caller asks
-again. Nothing here is thread-safe.
+`Watch` waits for new records: it keeps a Fetch open at the end of each partition, which every Kafka
+answers as soon as a record comes, or after the longest wait that the Fetch names. A Fetch that is
+still open when a wait is over stays open for the next one, so many short waits cost no more
+requests than a long one. The batch in its reply is dropped: the caller then reads as usual. Nothing
+here is thread-safe.
 """
 
 import math
@@ -139,11 +139,11 @@ class Connection:
         return self._clock.monotonic_s() < self._silent_until_s
 
     def fileno(self) -> int:
-        """The socket's descriptor; readable when a reply begins to come, or something of TLS's."""
+        """The socket's descriptor; readable when a reply, or a message of TLS itself, comes."""
         return self._socket.fileno()
 
     def has_reply(self) -> bool:
-        """Whether a reply begins to come, without waiting for it. Raises `ConnectionLost`."""
+        """Whether the first byte of a reply is there; does not wait. Raises `ConnectionLost`."""
         if self._early:
             return True
         timeout_s = self._socket.gettimeout()
@@ -151,7 +151,7 @@ class Connection:
         try:
             self._early = self._socket.recv(1)
         except (BlockingIOError, ssl.SSLWantReadError):
-            pass  # a session ticket, say
+            pass  # it was a message of TLS itself, such as a session ticket
         except OSError as error:
             raise self._lost(error) from error
         else:
@@ -180,7 +180,7 @@ class Connection:
         return view
 
     def _lost(self, error: OSError) -> CatchwaterError:
-        """Close, and the error to raise: `ConnectionLost`, or that TLS cannot work at all."""
+        """Close, and return the error to raise: `ConnectionLost`, or that TLS can never work."""
         self.close()
         if isinstance(error, ssl.SSLError) and (lasting := tls.explained(error, self.address)):
             return lasting
@@ -217,7 +217,7 @@ class Connections:
         self._clock = clock
         self._security = security
         self._context: ssl.SSLContext | None = None
-        # With the time on the monotonic clock after which each is not used any more.
+        # Each with the time on the monotonic clock at which it is to be replaced.
         self._open: dict[Address, tuple[Connection, float]] = {}
 
     def __str__(self) -> str:
@@ -248,7 +248,7 @@ class Connections:
     def any(self, known: Iterable[Address], avoid: Address | None) -> Address:
         """An address that takes a connection: one in use, of the bootstrap list, or a known one.
 
-        The one to avoid comes last: what it said did not help.
+        `avoid` comes last: its last answer did not help.
         """
         lost: ConnectionLost | None = None
         addresses = dict.fromkeys((*self._open, *self._bootstrap, *known))
@@ -289,7 +289,7 @@ class Connections:
         return connection, began_s + _RENEW_AFTER * lifetime_s if lifetime_s else math.inf
 
     def _token(self) -> str:
-        """What OAUTHBEARER shows; an endpoint that is away is as good as a broker that is."""
+        """The token for OAUTHBEARER. Without its endpoint there is no connection either."""
         if self._security.oauth is None:
             return ""
         try:
@@ -315,16 +315,17 @@ Ends = Mapping[TopicPartition, int]
 """Per partition the offset from which on a record would be new."""
 
 OPEN_S = 5.0
-"""So long a broker holds a Fetch to which nothing has come."""
+"""How long a broker holds a Fetch while there is nothing to send."""
 _EARLY_S = 0.5 * OPEN_S
-"""Brokers that are about to stop answer sooner, and would at once be asked again."""
+"""A Fetch that is answered with nothing before this time is not sent again at once: the broker is
+about to stop."""
 _LOST_S = 3 * OPEN_S
 """A Fetch that is not answered by then never will be."""
 _PAUSE_S = 0.05
 
 
 class _NotNow(Exception):
-    """A broker does not let itself be waited for."""
+    """A broker cannot be waited for: it reports an error, asks for a pause, or is stopping."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,10 +340,10 @@ class _Open:
 class Watch:
     """The open Fetches of one client: at most one at each broker.
 
-    Relies on connections of its own, since a broker answers in order and others would wait behind
-    an open Fetch. Promises to be over in time whatever becomes of a broker, but for what it takes
-    to connect. What cannot be waited for (an error, a broker that is gone or asks for silence)
-    counts as news after a short pause: the next request then meets it.
+    It needs connections of its own: a broker answers in order, so other requests would wait behind
+    an open Fetch. A wait ends in time even if a broker is lost, but for the time to connect. Where
+    waiting is not possible (an error, a broker that is gone or asks for a pause), `wait` returns
+    True after a short pause, and the caller's next request meets the reason.
     """
 
     def __init__(self, connections: Connections, client_id: str, clock: Clock) -> None:
@@ -375,7 +376,7 @@ class Watch:
         self._connections.close()
 
     def _take(self, ends: Mapping[Address, Ends]) -> bool:
-        """Read the replies that have come; whether one has something new behind these ends."""
+        """Read the replies that have come; whether one has records behind these ends."""
         has_news = False
         for address in self._readable(0):
             held = self._open[address]
@@ -385,7 +386,7 @@ class Watch:
             throttle_ms, parts = parse_fetch_reply(held.connection.receive())
             held.connection.throttle(throttle_ms)
             if held.ends != ends.get(address):
-                continue  # it was of an earlier wait, whose records are known by now
+                continue  # of an earlier wait: its records have been read since
             if any(part.records for part in parts.values()):
                 has_news = True
             elif (
@@ -396,7 +397,7 @@ class Watch:
         return has_news
 
     def _hold(self, ends: Mapping[Address, Ends], read_committed: bool) -> None:
-        """See that a Fetch is open at each leader's ends, and at no other place."""
+        """Keep a Fetch open at each leader's ends, and none anywhere else."""
         now_s = self._clock.monotonic_s()
         for address, held in list(self._open.items()):
             if held.ends != ends.get(address) or now_s - held.since_s > _LOST_S:
@@ -412,7 +413,7 @@ class Watch:
             self._open[address] = _Open(connection, ends[address], now_s)
 
     def _readable(self, timeout_s: float) -> list[Address]:
-        """Who has answered, waiting so long for the first."""
+        """The brokers that have answered; waits up to `timeout_s` for the first."""
         places = {held.connection.fileno(): address for address, held in self._open.items()}
         poll = select.poll()
         for descriptor in places:

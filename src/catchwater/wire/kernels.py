@@ -1,16 +1,17 @@
-"""The compiled loops of `arrow` and `batch`: varints in and out, and bytes moved in blocks.
+"""The compiled loops of `arrow` and `batch`: they read and write varints, and copy bytes in blocks.
 
-Five loops read (`parse` finds every field of every record, `parse_headers` does it for record
-headers, `gather` copies fields into Arrow's layout, `bundle` says in a long where they lie, `walk`
-only looks whether all is there) and one writes (`write_records`). They are plain loops over NumPy
-arrays, `walk` over a memoryview, that numba compiles on first use and caches: beside this file, in
-HOME, in a private temporary folder, or, where nothing can be written, for the process only.
+Five loops read: `parse` finds every field of every record, and `parse_headers` those of record
+headers; `gather` copies fields into Arrow's layout; `bundle` packs the position of a record into
+one long; `walk` only checks that a batch is sound. One loop writes: `write_records`. They are plain
+loops over NumPy arrays (`walk` over a memoryview), which numba compiles on first use. The machine
+code is cached beside this file, in HOME or in a private temporary folder; where none of them can be
+written, each process compiles it again.
 
-Bytes are read by address: an array handed from loop to loop is counted each time, which took three
-quarters of `parse`. Relies on the caller for arrays that are large enough, and alive. Promises not
-to read a byte outside the range it was given, whatever the bytes say: every position is checked
-before it is used, and `gather` only follows positions that `parse` has checked. Knows no
-compression and no Arrow.
+Bytes are read by address: numba counts the references of an array that is passed from loop to loop,
+which took three quarters of `parse`. The caller provides arrays that are large enough and stay
+alive. No byte outside the given range is read, even where the data is damaged: every position is
+checked before it is used, and `gather` follows only positions that `parse` has checked. Nothing
+here knows compression or Arrow.
 """
 
 import os
@@ -90,12 +91,12 @@ def _private_cache_folder() -> Path | None:
 def _compiled(function: Callable[..., Any], *, nogil: bool = True) -> Any:
     """`function` under numba, its machine code cached in the first place that can be written.
 
-    `nogil` lets other threads run meanwhile. Whoever calls it for a microsecond wants that not: the
-    lock is gone when it comes back for it, and it waits.
+    `nogil` lets other threads run meanwhile. A loop of a microsecond keeps the lock instead: if it
+    let go, it might wait for another thread to give the lock back.
     """
     try:
         return numba.njit(cache=True, nogil=nogil)(function)
-    except RuntimeError:  # numba's word for "neither the package's folder nor HOME is writable"
+    except RuntimeError:  # neither the package's folder nor HOME is writable
         folder = _private_cache_folder()
     if folder is None:
         return numba.njit(nogil=nogil)(function)
@@ -180,7 +181,7 @@ def _long_varint(origin, at, end):  # type: ignore[no-untyped-def]
 
 @_compiled
 def _field(origin, at, end):  # type: ignore[no-untyped-def]
-    """A length, then so many bytes: where they begin, how many, and the position behind them."""
+    """A length and its bytes: where they begin, how many there are, and the position behind."""
     size, at = _varint(origin, at, end)
     if at < 0 or size < -1 or size > end - at:
         return np.int64(0), np.int64(-1), np.int64(-1)
@@ -269,7 +270,7 @@ def _short_varint(origin, at, end):  # type: ignore[no-untyped-def]
 
 @_compiled
 def _timestamp(origin, at, end):  # type: ignore[no-untyped-def]
-    """As `_varint`, of 64 bits and no more: Kafka's clients differ in what they make of others."""
+    """As `_varint`, of 64 bits at most: Kafka's clients read longer ones differently."""
     value, behind = _varint(origin, at, end)
     if behind - at == VARLONG_BYTES and _byte(origin + behind - 1) > 1:
         return value, np.int64(-1)
@@ -337,13 +338,13 @@ def walk(records, count):  # type: ignore[no-untyped-def]
 
 @_compiled
 def walk_beside(records, count):  # type: ignore[no-untyped-def]
-    """The same, for a thread beside others: large batches take milliseconds."""
+    """`walk` without the interpreter's lock, for large batches, which take milliseconds."""
     return walk(records, count)
 
 
 @_compiled
 def parse_headers(source, headers_at, counts, fields):  # type: ignore[no-untyped-def]
-    """Find key and value of every record header; `parse` has checked that they are all there."""
+    """Find key and value of every record header; `parse` has checked that all are there."""
     header = 0
     origin = np.int64(source.ctypes.data)
     end = source.shape[0]
@@ -361,7 +362,7 @@ def parse_headers(source, headers_at, counts, fields):  # type: ignore[no-untype
 
 @_compiled
 def gather(source, starts, sizes, ends, target):  # type: ignore[no-untyped-def]
-    """Copy the fields side by side into `target`, and their ends into `ends` (which begins at 0).
+    """Copy the fields one after the other into `target`, and their ends into `ends`, after a 0.
 
     Returns how many fields are null.
     """
@@ -383,7 +384,7 @@ def gather(source, starts, sizes, ends, target):  # type: ignore[no-untyped-def]
 
 @_compiled
 def _place(at, gap, value_size, key_size):  # type: ignore[no-untyped-def]
-    """The long of a record (see `columns`), without its time; and LONG if it cannot say all."""
+    """The long of a record (see `columns`) without its time, and LONG if a part does not fit."""
     if at >= BUNDLE_BYTES or gap >= 2**GAP_BITS or value_size >= NO_VALUE or key_size >= NO_KEY:
         return np.int64((NO_VALUE << VALUE_SHIFT) | (NO_KEY << KEY_SHIFT)), np.int64(LONG)
     value, key = (value_size & NO_VALUE) << VALUE_SHIFT, (key_size & NO_KEY) << KEY_SHIFT
@@ -392,11 +393,11 @@ def _place(at, gap, value_size, key_size):  # type: ignore[no-untyped-def]
 
 @_compiled
 def bundle(fields, offsets, times, append_times, first, with_keys, places):  # type: ignore[no-untyped-def]
-    """Fill `places` for the records from `first` on that one bundle holds.
+    """Fill `places` with the records from `first` on, as many as one bundle holds.
 
     Returns the index of the record behind them, the first byte and the one behind the last, the
-    oldest time, and which of HOLES (offsets that do not follow each other), FAR_TIMES and LONG
-    (keys or values; then `places` says null for both) hold.
+    oldest time, and flags: HOLES (the offsets are not consecutive), FAR_TIMES, LONG (a key or value
+    is too long; then `places` says null for both).
     """
     begin = np.int64(fields[KEY_AT if with_keys else VALUE_AT, first])
     end = begin
@@ -486,6 +487,6 @@ def write_records(time_deltas, keys, key_sizes, values, value_sizes, headers, he
 
 
 def are_cached() -> bool:
-    """Whether there is machine code of an earlier process: without, the first use compiles."""
+    """Whether an earlier process has left machine code; if not, the first use compiles."""
     folder = parse.stats.cache_path
     return folder is not None and any(Path(folder).glob(f"kernels.{parse.__name__}-*.nbi"))

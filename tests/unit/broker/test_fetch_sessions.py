@@ -84,18 +84,22 @@ def test_only_news_is_told_and_what_had_records_goes_behind(clock) -> None:
     sessions = FetchSessions(1, clock)
     session = resumed(sessions, begin(sessions, 3), 1)
 
-    def told(*answers: FetchReplyPartition) -> list[int]:
+    def in_reply(*answers: FetchReplyPartition) -> list[int]:
         news = session.news((("t", a.partition), a) for a in answers)
         return [partition.partition for topic in news for partition in topic.partitions]
 
-    assert told(answer(0), answer(1), answer(2)) == []
-    assert told(answer(0, records=b"r"), answer(1, 5), answer(2, log_start=1)) == [0, 1, 2]
+    assert in_reply(answer(0), answer(1), answer(2)) == []
+    assert in_reply(answer(0, records=b"r"), answer(1, 5), answer(2, log_start=1)) == [
+        0,
+        1,
+        2,
+    ]
     assert [index for _, index in session.partitions] == [1, 2, 0]
-    assert told(answer(1, 5), answer(2, log_start=1)) == []
-    assert told(answer(1, 5, preferred_replica=3)) == [1]
-    assert told(answer(1, 5, error=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)) == [1]
-    assert told(answer(1, 5)) == [1], "that the error is gone is news"
-    assert told(answer(1, 5)) == []
+    assert in_reply(answer(1, 5), answer(2, log_start=1)) == []
+    assert in_reply(answer(1, 5, preferred_replica=3)) == [1]
+    assert in_reply(answer(1, 5, error=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)) == [1]
+    assert in_reply(answer(1, 5)) == [1], "that the error is gone is news"
+    assert in_reply(answer(1, 5)) == []
 
 
 def test_where_there_is_no_room_there_is_no_session(clock) -> None:

@@ -20,7 +20,7 @@ class Log:
         return self.rows
 
 
-async def became(peers: Peers, expected: set[int]) -> bool:
+async def unreachable_are(peers: Peers, expected: set[int]) -> bool:
     for _ in range(6000):
         if peers.unreachable == expected:
             return True
@@ -45,17 +45,17 @@ async def test_a_broker_is_unreachable_while_it_refuses_connections() -> None:
 
     server.close()
     accepted[0].close()
-    assert await became(peers, {2})
+    assert await unreachable_are(peers, {2})
     server = await asyncio.start_server(accept, "127.0.0.1", port)
-    assert await became(peers, set())
+    assert await unreachable_are(peers, set())
     while len(accepted) < 2:
         await asyncio.sleep(0.01)
 
     server.close()
     accepted[-1].close()
-    assert await became(peers, {2})
+    assert await unreachable_are(peers, {2})
     log.rows = log.rows[:1]
-    assert await became(peers, set()), "its session has ended; nothing more is to be known"
+    assert await unreachable_are(peers, set()), "its session has ended; nothing more is to be known"
     running.cancel()
     with suppress(asyncio.CancelledError):
         await running

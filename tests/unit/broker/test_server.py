@@ -358,7 +358,7 @@ def fill(connection: Connection, size_bytes: int) -> None:
 
 
 @pytest.fixture
-def experienced(connect):
+def connect_answered(connect):
     """Makes connections that have had their first request answered."""
 
     async def made() -> tuple[Connection, PipeTransport]:
@@ -372,17 +372,17 @@ def experienced(connect):
 
 
 async def test_large_requests_wait_for_room_and_small_ones_do_not(
-    experienced, server, broker
+    connect_answered, server, broker
 ) -> None:
     server.pressure.most_request_bytes = 3 * MIB
-    first, first_transport = await experienced()
+    first, first_transport = await connect_answered()
     fill(first, 2 * MIB)
-    second, second_transport = await experienced()
+    second, second_transport = await connect_answered()
     fill(second, MIB)
     assert first_transport.is_reading and not second_transport.is_reading
     assert len(second.get_buffer(-1)) > 0
     assert second.share.large_bytes < 64 * 1024
-    third, third_transport = await experienced()
+    third, third_transport = await connect_answered()
     assert len(third.get_buffer(-1)) == pressure.SMALL_FRAME_BYTES
     receive(third, api_versions(5))
     await turns()
@@ -393,10 +393,10 @@ async def test_large_requests_wait_for_room_and_small_ones_do_not(
     assert server.pressure.unfinished_bytes == second.share.large_bytes
 
 
-async def test_room_is_given_to_the_first_who_waits(experienced, server, broker) -> None:
+async def test_room_is_given_to_the_first_who_waits(connect_answered, server, broker) -> None:
     server.pressure.most_request_bytes = 3 * MIB
-    first, _ = await experienced()
-    waiting = [await experienced() for _ in range(2)]
+    first, _ = await connect_answered()
+    waiting = [await connect_answered() for _ in range(2)]
     fill(first, 2 * MIB)
     for connection, _ in waiting:
         fill(connection, 1000)
@@ -415,10 +415,12 @@ async def test_who_waits_for_an_answer_is_not_idle(connect, server, broker) -> N
     assert not transport.is_aborted
 
 
-async def test_who_announced_before_it_was_full_waits_as_well(experienced, server, broker) -> None:
+async def test_who_announced_before_it_was_full_waits_as_well(
+    connect_answered, server, broker
+) -> None:
     server.pressure.most_request_bytes = 3 * MIB
-    first, _ = await experienced()
-    second, second_transport = await experienced()
+    first, _ = await connect_answered()
+    second, second_transport = await connect_answered()
     fill(second, 0)
     fill(first, 2 * MIB)
     assert second_transport.is_reading
@@ -429,11 +431,11 @@ async def test_who_announced_before_it_was_full_waits_as_well(experienced, serve
 
 
 async def test_the_oldest_large_request_is_given_up_when_all_have_too_much(
-    experienced, server, broker
+    connect_answered, server, broker
 ) -> None:
     server.pressure.most_request_bytes = 4 * MIB
-    first, first_transport = await experienced()
-    second, second_transport = await experienced()
+    first, first_transport = await connect_answered()
+    second, second_transport = await connect_answered()
     fill(first, MIB)
     pass_s(broker, 1.0)
     fill(second, MIB)
@@ -446,19 +448,19 @@ async def test_the_oldest_large_request_is_given_up_when_all_have_too_much(
 
 
 async def test_a_large_request_alone_may_be_larger_than_what_all_may_have(
-    experienced, broker, server
+    connect_answered, broker, server
 ) -> None:
     server.pressure.most_request_bytes = MIB
-    connection, transport = await experienced()
+    connection, transport = await connect_answered()
     fill(connection, 8 * MIB)
     assert not transport.is_aborted and transport.is_reading
 
 
 @pytest.mark.parametrize(("begun", "limit_s"), [(b"\x00\x00", 30), (b"\x00\x20\x00\x00x", 38)])
 async def test_a_request_that_comes_drop_by_drop_is_closed_in_time(
-    experienced, server, broker, begun, limit_s
+    connect_answered, server, broker, begun, limit_s
 ) -> None:
-    connection, transport = await experienced()
+    connection, transport = await connect_answered()
     receive(connection, begun)
     for _ in range(limit_s):
         pass_s(broker, 1.0)
@@ -471,9 +473,11 @@ async def test_a_request_that_comes_drop_by_drop_is_closed_in_time(
     assert b'closed_total{reason="slow"} 1.0' in broker.metrics.page()
 
 
-async def test_a_large_request_has_less_time_while_others_wait(experienced, server, broker) -> None:
+async def test_a_large_request_has_less_time_while_others_wait(
+    connect_answered, server, broker
+) -> None:
     server.pressure.most_request_bytes = 3 * MIB
-    connection, transport = await experienced()
+    connection, transport = await connect_answered()
     fill(connection, 2 * MIB)
     for is_aborted in (False, True):
         pass_s(broker, pressure.PRESSED_FRAME_S)

@@ -29,7 +29,7 @@ LASTING = {"metadata", "beginning.json", "pipeline.json", "versions.json"}
 """Of the files there is one of: those that are missed."""
 
 
-def becomes(content: bytes | Callable[[bytes], bytes]) -> Callable[[Path], object]:
+def overwrite(content: bytes | Callable[[bytes], bytes]) -> Callable[[Path], object]:
     def damage(path: Path) -> None:
         path.write_bytes(content(path.read_bytes()) if callable(content) else content)
 
@@ -43,19 +43,19 @@ def a_folder(path: Path) -> None:
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "missing": Path.unlink,
-    "empty": becomes(b""),
-    "one byte": becomes(lambda data: data[:1]),
-    "the first half": becomes(lambda data: data[: len(data) // 2]),
-    "all but the end": becomes(lambda data: data.rstrip()[:-1]),
-    "garbage": becomes(bytes(range(128, 256))),
-    "zeros": becomes(bytes(200)),
-    "a list": becomes(b"[]"),
-    "lists in a log of Spark's": becomes(b"v1\n[]\n[]"),
-    "null": becomes(b"null"),
-    "a number": becomes(b"7"),
-    "another object": becomes(b'{"epoch": "x", "to": 5, "history": 6}'),
-    "brackets": becomes(b"[" * 100_000),
-    "not UTF-8": becomes(lambda data: data.replace(b"{", b'{"\xff')),
+    "empty": overwrite(b""),
+    "one byte": overwrite(lambda data: data[:1]),
+    "the first half": overwrite(lambda data: data[: len(data) // 2]),
+    "all but the end": overwrite(lambda data: data.rstrip()[:-1]),
+    "garbage": overwrite(bytes(range(128, 256))),
+    "zeros": overwrite(bytes(200)),
+    "a list": overwrite(b"[]"),
+    "lists in a log of Spark's": overwrite(b"v1\n[]\n[]"),
+    "null": overwrite(b"null"),
+    "a number": overwrite(b"7"),
+    "another object": overwrite(b'{"epoch": "x", "to": 5, "history": 6}'),
+    "brackets": overwrite(b"[" * 100_000),
+    "not UTF-8": overwrite(lambda data: data.replace(b"{", b'{"\xff')),
     "a folder": a_folder,
 }
 
@@ -98,7 +98,7 @@ def epoch_of(path: Path) -> int | None:
     return int(path.stem) if path.stem.isdigit() else None
 
 
-def is_told(path: Path, how: str) -> bool:
+def is_visible(path: Path, how: str) -> bool:
     """Whether the damage can be seen: most files are there only while something is under way."""
     if how == "missing" and path.parent.name == "contracts":
         return epoch_of(path) == 1  # between two that are there
@@ -119,8 +119,11 @@ def test_the_damaged_file_is_named_and_the_rest_is_shown(
         explain = catchwater("recovery", "explain", whole, "--json")
         assert (status.code, explain.code) == (0, 0), (path, status.err, explain.err)
         told, rows = json.loads(status.out), json.loads(explain.out)["checkpoints"]
-        assert (str(path) in " ".join(told["problems"])) == is_told(path, how), (path, status.err)
-        if is_told(path, how):
+        assert (str(path) in " ".join(told["problems"])) == is_visible(path, how), (
+            path,
+            status.err,
+        )
+        if is_visible(path, how):
             assert str(path) in status.err
             assert str(path) in explain.err + explain.out
         broken = epoch_of(path) if path.parent.name != "contracts" else None

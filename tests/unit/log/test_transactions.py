@@ -619,14 +619,14 @@ async def test_a_reader_of_committed_records_is_told_exactly_what_lies_in_its_an
         await log.txns.end(name, producer, committed=name == "b", version=2)
     # Offsets: a 0, its end 1, b 2, its end 3, c 4, its end 5.
 
-    async def told(offset: int, max_bytes: int) -> list[tuple[int, int]]:
+    async def aborted_in(offset: int, max_bytes: int) -> list[tuple[int, int]]:
         read = await log.read(key(log), offset, max_bytes, at_least_one=True, committed=True)
         return [(row.first_offset, row.last_offset) for row in read.aborted]
 
-    assert await told(0, 1) == [(0, 1)]
-    assert await told(1, 1) == [(0, 1)]
-    assert await told(2, 1) == []
-    assert await told(3, 1 << 20) == [(4, 5)]
-    assert await told(0, 1 << 20) == [(0, 1), (4, 5)]
+    assert await aborted_in(0, 1) == [(0, 1)]
+    assert await aborted_in(1, 1) == [(0, 1)]
+    assert await aborted_in(2, 1) == []
+    assert await aborted_in(3, 1 << 20) == [(4, 5)]
+    assert await aborted_in(0, 1 << 20) == [(0, 1), (4, 5)]
     everything = await log.read(key(log), 0, 1 << 20, at_least_one=True)
     assert everything.aborted == ()

@@ -123,7 +123,7 @@ def sales(*events: Sale | bytes, first: int = 0) -> list[Row]:
     return [Row(shard, 0, shard, EVENTS, blob) for shard, blob in packed]
 
 
-def heads(
+def head_rows(
     before: Sequence[ShardEpoch], epoch: int, index: int = 0, watermark: int = 0
 ) -> list[Row]:
     stood = {each.shard: each for each in before}
@@ -156,9 +156,9 @@ def prices(of: Stage, manifests: Sequence[Manifest]) -> dict[str, int]:
 
 def test_an_epoch_goes_on_from_the_positions_in_its_heads(tmp_path: Path) -> None:
     of = stage(tmp_path)
-    first, _ = run(of, [*heads([], 0), *sales(Sale("a", 1, 5), Sale("b", 2, 7))])
+    first, _ = run(of, [*head_rows([], 0), *sales(Sale("a", 1, 5), Sale("b", 2, 7))])
     assert prices(of, first) == {"a": 5, "b": 7}
-    second, _ = run(of, [*heads([m.shard for m in first], 1), *sales(Sale("a", 3, 1))])
+    second, _ = run(of, [*head_rows([m.shard for m in first], 1), *sales(Sale("a", 3, 1))])
     assert prices(of, second) == {"a": 6}
     assert [m.shard.version for m in second] == [2, 2]
     assert sum(m.shard.keys for m in second) == 2
@@ -198,9 +198,9 @@ def test_shards_are_computed_while_those_before_are_written_as_far_as_memory_goe
 @pytest.mark.parametrize("lost", ["nothing", "process", "machine"])
 def test_an_attempt_that_was_not_committed_never_happened(tmp_path: Path, lost: str) -> None:
     of = stage(tmp_path)
-    first, _ = run(of, [*heads([], 0), *sales(Sale("a", 1, 5))])
+    first, _ = run(of, [*head_rows([], 0), *sales(Sale("a", 1, 5))])
     base = [m.shard for m in first]
-    epoch = [*heads(base, 1), *sales(Sale("a", 2, 1))]
+    epoch = [*head_rows(base, 1), *sales(Sale("a", 2, 1))]
     failed, _ = run(of, epoch)
     if lost != "nothing":
         forget_open_stores()
@@ -212,29 +212,29 @@ def test_an_attempt_that_was_not_committed_never_happened(tmp_path: Path, lost: 
     assert not tokens[0] & tokens[1]
     # Whichever attempt the ledger names, the next epoch goes on from that one.
     for attempt in (failed, again):
-        after, _ = run(of, [*heads([m.shard for m in attempt], 2), *sales(Sale("a", 3, 1))])
+        after, _ = run(of, [*head_rows([m.shard for m in attempt], 2), *sales(Sale("a", 3, 1))])
         assert prices(of, after) == {"a": 7}
 
 
 def test_a_directory_may_go_to_another_checkpoint_in_the_same_process(tmp_path: Path) -> None:
     of = stage(tmp_path)
-    run(of, [*heads([], 0), *sales(Sale("a", 1, 5))])
+    run(of, [*head_rows([], 0), *sales(Sale("a", 1, 5))])
     other = stage(tmp_path, objects=(tmp_path / "other").as_uri())
-    first, _ = run(other, [*heads([], 0), *sales(Sale("a", 1, 7))])
-    second, _ = run(other, [*heads([m.shard for m in first], 1), *sales(Sale("a", 2, 1))])
+    first, _ = run(other, [*head_rows([], 0), *sales(Sale("a", 1, 7))])
+    second, _ = run(other, [*head_rows([m.shard for m in first], 1), *sales(Sale("a", 2, 1))])
     assert prices(of, second) == {"a": 8}  # outputs are staged where they were
 
 
 def test_a_store_wiped_while_it_is_open_is_rebuilt(tmp_path: Path) -> None:
     of = stage(tmp_path)
-    first, _ = run(of, [*heads([], 0), *sales(Sale("a", 1, 5), Sale("b", 1, 5))])
-    second, _ = run(of, [*heads([m.shard for m in first], 1), *sales(Sale("a", 2, 5))])
+    first, _ = run(of, [*head_rows([], 0), *sales(Sale("a", 1, 5), Sale("b", 1, 5))])
+    second, _ = run(of, [*head_rows([m.shard for m in first], 1), *sales(Sale("a", 2, 5))])
     shutil.rmtree(tmp_path / "local")
-    third, _ = run(of, [*heads([m.shard for m in second], 2), *sales(Sale("a", 3, 5))])
+    third, _ = run(of, [*head_rows([m.shard for m in second], 2), *sales(Sale("a", 3, 5))])
     assert prices(of, third) == {"a": 15}
     forget_open_stores()
     shutil.rmtree(tmp_path / "local")
-    again, _ = run(of, [*heads([m.shard for m in second], 2), *sales(Sale("a", 3, 5))])
+    again, _ = run(of, [*head_rows([m.shard for m in second], 2), *sales(Sale("a", 3, 5))])
     assert prices(of, again) == {"a": 15}
     assert sum(m.shard.rebuilt_bytes for m in again) > 0
 
@@ -243,11 +243,11 @@ def test_a_function_that_raises_leaves_nothing_behind_and_its_store_is_opened_an
     tmp_path: Path,
 ) -> None:
     of = stage(tmp_path)
-    first, _ = run(of, [*heads([], 0), *sales(Sale("a", 1, 5))])
+    first, _ = run(of, [*head_rows([], 0), *sales(Sale("a", 1, 5))])
     base = [m.shard for m in first]
     with pytest.raises(EventFailed, match=r"s-0, offset 7.*a negative price"):
-        run(of, [*heads(base, 1), *sales(Sale("a", 2, -1), first=7)])
-    again, _ = run(of, [*heads(base, 1), *sales(Sale("a", 2, 2))])
+        run(of, [*head_rows(base, 1), *sales(Sale("a", 2, -1), first=7)])
+    again, _ = run(of, [*head_rows(base, 1), *sales(Sale("a", 2, 2))])
     assert prices(of, again) == {"a": 7}
 
 
@@ -255,7 +255,7 @@ def test_dead_letters_say_where_they_come_from_and_why(tmp_path: Path) -> None:
     letters = StagedFile((tmp_path / "home").as_uri(), "staged/dead")
     of = stage(tmp_path, poison=Poison("dead-letter"), dead_letters=letters)
     bad = [Sale("a", 2, -1), b"{", Sale("a", 3, 1)]
-    manifests, _ = run(of, [*heads([], 0), *sales(*bad, first=7)])
+    manifests, _ = run(of, [*head_rows([], 0), *sales(*bad, first=7)])
     assert prices(of, manifests) == {"a": 1}
     assert sum(m.shard.poisoned for m in manifests) == 2
     found = staged(of, [m.staged["dead-letter"] for m in manifests])
@@ -277,7 +277,7 @@ def test_late_events_go_to_the_sink_that_the_function_names(tmp_path: Path) -> N
         dead_letters=StagedFile(home, "staged/dead"),
     )
     late, good = Sale("a", 1, 5), Sale("a", 1_000, 6)
-    manifests, _ = run(of, [*heads([], 0, watermark=500), *sales(late, good, first=7)])
+    manifests, _ = run(of, [*head_rows([], 0, watermark=500), *sales(late, good, first=7)])
     assert sum(m.shard.late for m in manifests) == 1
     assert sum(m.shard.poisoned for m in manifests) == 0
     (record,) = staged(of, [m.staged["too-late"] for m in manifests])
@@ -293,7 +293,7 @@ def test_what_a_stage_puts_out_far_ahead_of_the_epochs_clock_is_refused_by_the_n
 ) -> None:
     first = stage(tmp_path, next=publish(spec_of(Largest), tmp_path))
     ahead = Sale("a", 90_000_000, 5)
-    _, rows = run(first, [*heads([], 0), *sales(ahead)])
+    _, rows = run(first, [*head_rows([], 0), *sales(ahead)])
     second = stage(
         tmp_path, index=1, code=publish(spec_of(Largest), tmp_path), function="largest",
         folder="state/largest", local=str(tmp_path / "second"),
@@ -301,7 +301,7 @@ def test_what_a_stage_puts_out_far_ahead_of_the_epochs_clock_is_refused_by_the_n
     with pytest.raises(
         EventFailed, match="its record's timestamp 1000, and max_future is 86400000"
     ):
-        run(second, [*heads([], 0, index=1), *rows])
+        run(second, [*head_rows([], 0, index=1), *rows])
 
 
 @function(name="totals", version=1, key="shop", event_time="at", output_id=("shop", "at"))
@@ -325,7 +325,7 @@ def test_retractions_go_to_the_sinks_that_take_them_and_to_no_function(tmp_path:
         retracting=frozenset({"upsert"}),
         next=publish(spec_of(Largest), tmp_path),
     )
-    manifests, on = run(of, [*heads([], 0), *sales(Sale("a", 1, 5), Sale("a", 2, 1))])
+    manifests, on = run(of, [*head_rows([], 0), *sales(Sale("a", 1, 5), Sale("a", 2, 1))])
     told = {
         name: [
             (msgspec.json.decode(r.value, type=Total).price, r.retracts, r.headers)
@@ -340,7 +340,7 @@ def test_retractions_go_to_the_sinks_that_take_them_and_to_no_function(tmp_path:
         tmp_path, index=1, code=publish(spec_of(Largest), tmp_path), function="largest",
         folder="state/largest", local=str(tmp_path / "second"),
     )  # fmt: skip
-    final, _ = run(following, [*heads([], 0, index=1), *on])
+    final, _ = run(following, [*head_rows([], 0, index=1), *on])
     assert sum(m.shard.events for m in final) == 2
 
 
@@ -352,9 +352,9 @@ def test_rows_of_a_table_come_before_the_events_of_their_epoch(tmp_path: Path) -
         pa.array([0], pa.int64()), origin="shops-0", shards=SHARDS,
     )  # fmt: skip
     table = [Row(shard, 0, shard, TABLES, blob) for shard, blob in packed]
-    first, _ = run(of, [*sales(Sale("a", 1, 5)), *heads([], 0), *table])
+    first, _ = run(of, [*sales(Sale("a", 1, 5)), *head_rows([], 0), *table])
     assert prices(of, first) == {"a": 3}
-    second, _ = run(of, [*heads([m.shard for m in first], 1), *sales(Sale("a", 2, 5))])
+    second, _ = run(of, [*head_rows([m.shard for m in first], 1), *sales(Sale("a", 2, 5))])
     assert prices(of, second) == {"a": 6}
 
 
@@ -365,8 +365,8 @@ def test_outputs_travel_to_the_shards_of_the_next_stage(tmp_path: Path) -> None:
         function="largest", local=str(tmp_path / "local2"),
     )  # fmt: skip
     events = [Sale(f"shop-{n}", n % 3, n) for n in range(30)]
-    waiting = heads([], 0, index=1)
-    manifests, on = run(of, [*heads([], 0), *waiting, *sales(*events)])
+    waiting = head_rows([], 0, index=1)
+    manifests, on = run(of, [*head_rows([], 0), *waiting, *sales(*events)])
     assert all(row in on for row in waiting), "what is for others passes through"
     labels = shard_labels(SHARDS)
     assert {(row.label, row.shard) for row in on if row.sequence >= EVENTS} == {

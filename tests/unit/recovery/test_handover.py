@@ -121,7 +121,7 @@ def test_who_has_handed_over_does_not_start_again(pair: tuple[Path, Path]) -> No
 OTHER = "other"
 
 
-def brought_to(folder: Path, role: Role, work: Work) -> Path:
+def checkpoint_in(folder: Path, role: Role, work: Work) -> Path:
     """A checkpoint in this state, by the files that earlier releases wrote as well."""
     files: dict[str, str] = {}
     if role is Role.FOLLOWS:
@@ -142,7 +142,7 @@ def brought_to(folder: Path, role: Role, work: Work) -> Path:
     return checkpoint
 
 
-def led_away(checkpoint: Path) -> bool:
+def learn_of_handover(checkpoint: Path) -> bool:
     """Let the checkpoint learn that its leader has handed over to it."""
     handed = handover.Successor(str(checkpoint), 3)
     leader = checkpoint.parent / "leader"
@@ -158,7 +158,7 @@ HAPPENS: dict[Event, Callable[[Path], object]] = {
     Event.REPLACE: lambda folder: handover.replace(folder, folder.parent / OTHER),
     Event.GIVE_BACK: handover.give_back,
     Event.HAND_OVER: lambda folder: handover.hand_over(folder, 3),
-    Event.TAKE_OVER: led_away,
+    Event.TAKE_OVER: learn_of_handover,
     Event.LEAD: handover.lead,
     Event.REWIND: lambda folder: handover.begin_rewind(folder, 2),
     Event.REWOUND: handover.end_rewind,
@@ -188,7 +188,7 @@ def test_what_may_happen_stands_in_the_table_and_all_else_is_refused(
     """And each event is one file, so a crash leaves the state before it or the one behind it."""
     for work in Work:
         (tmp_path / work.name).mkdir()
-        checkpoint = brought_to(tmp_path / work.name, role, work)
+        checkpoint = checkpoint_in(tmp_path / work.name, role, work)
         assert (handover.role_of(checkpoint), handover.work_of(checkpoint)) == (role, work)
         roles, works = ROLES.get(event, {role: role}), WORKS.get(event, {work: work})
         before = content(checkpoint)

@@ -27,7 +27,7 @@ ROWS = (*(name for name in COLUMNS if name != "timestamp"), TIMESTAMP_MS)
 """The columns as rows, with times as numbers, which need not fit a year."""
 
 
-def taken(
+def batches_of_task(
     data: bytes, folder: Path, *, aborted: Sequence[Aborted] = (), **settings: Any
 ) -> Iterator[pa.RecordBatch]:
     """What a task makes of these batches, which lie in a segment from offset 0 on.
@@ -71,9 +71,13 @@ def cut(bundle: dict[str, Any], columns: Sequence[str] = COLUMNS) -> Iterator[di
 
 def assert_alike(data: bytes, folder: Path, **more: Any) -> list[dict[str, Any]]:
     """That bundles and rows hold the same records; the bundles."""
-    rows = [row for batch in taken(data, folder, columns=ROWS, **more) for row in batch.to_pylist()]
+    rows = [
+        row
+        for batch in batches_of_task(data, folder, columns=ROWS, **more)
+        for row in batch.to_pylist()
+    ]
     whole: list[dict[str, Any]] = []
-    for batch in taken(data, folder, columns=COLUMNS, bundled=True, **more):
+    for batch in batches_of_task(data, folder, columns=COLUMNS, bundled=True, **more):
         assert batch.schema == bundles.bundle_schema(COLUMNS)
         batch.validate(full=True)
         whole += batch.to_pylist()
@@ -194,10 +198,10 @@ def test_one_bundle_has_one_type_of_timestamps(tmp_path: Path) -> None:
 
 
 def test_columns_that_are_not_wanted_are_not_there(tmp_path: Path) -> None:
-    (batch,) = taken(plain(3), tmp_path, columns=("value", "offset"), bundled=True)
+    (batch,) = batches_of_task(plain(3), tmp_path, columns=("value", "offset"), bundled=True)
     assert batch.schema.names == ["data", "places", "values", "first_offset", "offsets"]
     long_keys = encode_batch([(b"k" * 1000, b"v", NOW_MS, ())] * 3)
-    (batch,) = taken(long_keys, tmp_path, columns=("value",), bundled=True)
+    (batch,) = batches_of_task(long_keys, tmp_path, columns=("value",), bundled=True)
     (only,) = batch.to_pylist()
     assert only["values"] is None, "a long key that nobody wants is no reason"
     assert list(cut({**only, "offsets": None}, ("value",))) == [{"value": b"v"}] * 3
@@ -205,7 +209,7 @@ def test_columns_that_are_not_wanted_are_not_there(tmp_path: Path) -> None:
 
 def test_large_bundles_side_by_side_share_a_batch_and_nothing_is_copied(tmp_path: Path) -> None:
     data = b"".join(plain(1000, at=at) for at in range(0, 9000, 1000))
-    (batch,) = taken(data, tmp_path, columns=COLUMNS, bundled=True)
+    (batch,) = batches_of_task(data, tmp_path, columns=COLUMNS, bundled=True)
     assert batch.num_rows > 10
     located = next(locate(data, place(data)))
     (batch,) = bundles.bundled(located, "t", 3, COLUMNS)
@@ -217,7 +221,7 @@ def test_small_bundles_share_a_batch_and_outlive_what_was_unfolded(tmp_path: Pat
     """Batches in different codecs are groups of their own, unfolded into the same memory."""
     parts = [plain(10, at=at, codec=Codec(at // 10 % 2 * 3)) for at in range(0, 400, 10)]
     data = b"".join(parts)
-    (batch,) = taken(data, tmp_path, columns=COLUMNS, bundled=True)
+    (batch,) = batches_of_task(data, tmp_path, columns=COLUMNS, bundled=True)
     assert batch.num_rows == len(parts)
     assert len(assert_alike(data, tmp_path)) == len(parts)
 
@@ -235,8 +239,8 @@ def test_a_time_that_spark_cannot_hold_is_refused_as_in_rows(tmp_path: Path) -> 
     said = []
     for bundled in (False, True):
         with pytest.raises(CatchwaterError, match="t-3 from offset 0 on has a timestamp") as raised:
-            list(taken(data, tmp_path, columns=COLUMNS, bundled=bundled))
+            list(batches_of_task(data, tmp_path, columns=COLUMNS, bundled=bundled))
         said.append(str(raised.value))
     assert said[0] == said[1]
-    (batch,) = taken(data, tmp_path, columns=("value", "offset"), bundled=True)
+    (batch,) = batches_of_task(data, tmp_path, columns=("value", "offset"), bundled=True)
     assert len(batch["places"][0]) == 2

@@ -3,8 +3,8 @@
 A full fetch is served in the order of its partitions (the client rotates them), an incremental one
 in the order of its session (`broker/fetch_sessions.py`, KIP-227), which puts those behind that
 had records. Batches are gathered until `max_bytes`; the first batch of the request is sent, of
-any size, so that nobody is stuck behind a large one, and only the first, so that a reply has a
-bound. They go out as the buffers the log returns.
+any size, so that no client is stuck at a large one, and only the first, so that a reply has a
+bound. The batches are sent as the buffers that the log returns.
 
 A client in a zone (`client.rack`) that has brokers, of which this is none, is sent to
 one of them (KIP-392). A client that reads committed records only gets nothing from the last stable
@@ -72,7 +72,7 @@ Answers = list[tuple[Place, FetchReplyPartition]]
 
 
 class _Reply(msgspec.Struct, frozen=True):
-    """With an error of the request nothing else."""
+    """With an error of the whole request there is no session and no topic."""
 
     error: ErrorCode
     session_id: int = NO_SESSION
@@ -106,7 +106,7 @@ def _encode(correlation_id: int, version: int, reply: _Reply) -> list[Buffer]:
 
 
 def _open(broker: Broker, request: FetchRequest, call: Call) -> "_Fetch | _Reply":
-    """What is to be read, and for which session; or the reply, where that is nothing."""
+    """What to read, and for which session; or the reply, if there is nothing to read."""
     sessions = broker.fetch_sessions
     by_id = call.version >= _TOPIC_ID_SINCE
     if request.replica_id >= 0:
@@ -129,7 +129,7 @@ def _close(broker: Broker, fetch: "_Fetch", answers: Answers) -> _Reply:
     session = fetch.session
     if session is not None:
         if session.epoch != next_epoch(fetch.request.session_epoch):
-            # Meanwhile somebody went on with the session on another connection.
+            # Meanwhile the session was used on another connection.
             return _Reply(ErrorCode.INVALID_FETCH_SESSION_EPOCH)
         return _Reply(ErrorCode.NONE, session.id, session.news(answers))
     session_id = NO_SESSION
@@ -195,11 +195,11 @@ class Reading:
 
     @property
     def is_enough(self) -> bool:
-        """Whether the last pass is to be answered at once: enough bytes, or an error to tell."""
+        """Whether the last pass is to be answered at once: enough bytes, or an error."""
         return self._has_failed or not self._places or self._size_bytes >= self._min_bytes
 
     def keys(self) -> list[PartitionKey]:
-        """The partitions whose topic there is."""
+        """The partitions of topics that exist."""
         found = [(self._find(name), index) for name, index in self._places]
         return [(topic.id, index) for topic, index in found if topic is not None]
 
@@ -234,7 +234,7 @@ class Reading:
         self._left_bytes, self._size_bytes, self._has_failed = self._most_bytes, 0, False
 
     def _take_now(self, place: Place, partition: SessionPartition) -> PartitionKey | None:
-        """Take what a partition has to give from memory; if it is not there, the key to read."""
+        """Answer for a partition from memory; or the key to read, if its batches are not there."""
         name, index = place
         topic = self._topics.get(name)
         if topic is None:
@@ -271,7 +271,7 @@ class Reading:
     def _take(self, place: Place, read: Read) -> None:
         index = place[1]
         if read.error is not ErrorCode.NONE:
-            # Where the log begins tells a reader that came too late where to go on.
+            # The log's start is where a reader that came too late can go on.
             error, start = read.error, read.log_start
             self._answer(place, FetchReplyPartition(index, error, log_start=start, aborted=None))
             return

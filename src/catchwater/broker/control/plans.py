@@ -136,7 +136,7 @@ class Bytes:
         self._reads = asyncio.Semaphore(_READS_AT_ONCE)
 
     def granted(self, each: PlanRange, is_here: bool) -> PlanRange:
-        """The range as this reader may be told of it."""
+        """The range with the URL by which this reader may read it."""
         if each.url.startswith("https:") or each.url.startswith("http:"):
             return replace(each, parquet="")  # Spark's own reader takes no signed URL
         if each.url.startswith("file:") and is_here:
@@ -150,7 +150,7 @@ class Bytes:
         return replace(each, url=url, parquet="")
 
     async def read(self, request: Request, caller: Caller) -> Response:
-        """Exactly the bytes that the URL was given for, whatever `Range` says."""
+        """Exactly the bytes that the URL was signed for; a `Range` header changes nothing."""
         query = request.query_params
         try:
             numbers = int(query["from"]), int(query["size"]), int(query["until"])

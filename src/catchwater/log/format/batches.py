@@ -114,7 +114,7 @@ def placed_block(data: Buffer) -> Block:
 def whole_batches(data: Buffer, base_offset: int) -> tuple[int, int]:
     """How many of these bytes are whole batches, and the offset that follows them.
 
-    As the batches' unverified headers tell.
+    By the batches' headers, which are not verified.
     """
     at = 0
     while at + HEADER_BYTES <= len(data):

@@ -143,8 +143,8 @@ class History:
     def newest(self, key: PartitionKey) -> tuple[int, int] | None:
         """Offset and timestamp of the first record with the largest timestamp; None without one.
 
-        The catalog tells which run first reaches a time, so the largest is closed in on in steps
-        that double and halve: some forty look-ups, however many runs there are.
+        The catalog finds the first run that reaches a time, so the search for the largest doubles
+        and then halves its steps: some forty look-ups for any number of runs.
         """
         largest, step = -1, 1
         while step:

@@ -54,7 +54,7 @@ class OfflineLog:
             frames = stored.own_frames(seen.applied_sequence)
             replay(decoded(frames), states, txns_of(seen))
         self._reader = Reader(catalog, stored, tail_bytes=0, lagging_bytes=0)
-        stability = Stability(catalog, states, is_shared=False)
+        stability = Stability(catalog, states, others_write=False)
         self._planner = Planner(Topics(seen.topics), states, self._reader, stability)
         self._out_of_reach = _out_of_reach(catalog, stored)
 

@@ -32,7 +32,7 @@ from catchwater.log.storage import Readable
 from catchwater.objects.base import Buffer, StoreError
 from catchwater.wire.errors import ErrorCode
 
-__all__ = ["Found", "PlanRange", "Reader", "Unreadable"]
+__all__ = ["Batches", "PlanRange", "Reader", "Unreadable"]
 
 _LOG = logging.getLogger(__name__)
 _WORKERS = 2
@@ -54,7 +54,7 @@ class Unreadable(CatchwaterError):
 
 
 @dataclass(slots=True)
-class Found:
+class Batches:
     """Whole batches with final offsets, as parts to be sent one after the other."""
 
     parts: list[Buffer] = field(default_factory=list)
@@ -63,7 +63,7 @@ class Found:
     end: int = -1
     """The offset behind the last batch."""
 
-    def take(
+    def add(
         self,
         blocks: Iterable[Block],
         offset: int,
@@ -182,19 +182,19 @@ class Reader:
 
     def read_now(
         self, key: PartitionKey, offset: int, before: int, max_bytes: int, *, at_least_one: bool
-    ) -> Found | None:
+    ) -> Batches | None:
         """What `read` would answer, if that is in memory; else None."""
-        found = Found()
+        found = Batches()
         if max_bytes > 0 or at_least_one:
             blocks = self._tail.blocks(key, offset)
             if blocks is None:
                 return None
-            found.take(blocks, offset, before, max_bytes, at_least_one=at_least_one)
+            found.add(blocks, offset, before, max_bytes, at_least_one=at_least_one)
         return found
 
     async def read(
         self, key: PartitionKey, offset: int, before: int, max_bytes: int, *, at_least_one: bool
-    ) -> Found:
+    ) -> Batches:
         """Whole batches from the one that holds `offset` up to `before`, about `max_bytes` of them.
 
         The caller has checked that [offset, before) lies in [log start, high watermark). Errors are
@@ -205,11 +205,11 @@ class Reader:
         if found is not None:
             return found
 
-        def from_history() -> Found:
-            found = Found()
+        def from_history() -> Batches:
+            found = Batches()
             try:
                 blocks = self._history.blocks(key, offset, max_bytes)
-                found.take(blocks, offset, before, max_bytes, at_least_one=at_least_one)
+                found.add(blocks, offset, before, max_bytes, at_least_one=at_least_one)
             except (DamagedObject, SegmentTooNew, StoreError, CatalogRetriable):
                 # What lies before the damage is served; the next read begins with the damage.
                 if not found.parts:
@@ -221,7 +221,7 @@ class Reader:
         try:
             return await self._in_worker(key, from_history)
         except Unreadable as error:
-            return Found(error=error.code)
+            return Batches(error=error.code)
 
     async def offset_for_timestamp(
         self, key: PartitionKey, timestamp_ms: int

@@ -39,11 +39,11 @@ class Stability:
         catalog: Catalog,
         states: Mapping[PartitionKey, PartitionState],
         *,
-        is_shared: bool,
+        others_write: bool,
     ) -> None:
         self._catalog = catalog
         self._states = states
-        self._is_shared = is_shared
+        self._others_write = others_write
         self._known: dict[PartitionKey, _Known] = {}
 
     async def last_stable_offset(self, key: PartitionKey) -> int:
@@ -60,7 +60,7 @@ class Stability:
         state = self._states.get(key)
         if state is None:
             return -1
-        if not self._is_shared:
+        if not self._others_write:
             return state.last_stable_offset
         known = self._up_to_date(key, state)
         return min(known.last_stable_offset, state.high_watermark) if known else None
@@ -88,7 +88,7 @@ class Stability:
         known = self._known.get(key)
         if known is None or known.high_watermark < 0:
             return None
-        if self._is_shared:
+        if self._others_write:
             return known if known.high_watermark == state.high_watermark else None
         return known if state.last_aborted < known.upto else None
 
@@ -100,7 +100,7 @@ class Stability:
 
         def look() -> tuple[int, list[AbortedRow]]:
             # What is open first: what has ended by then is among the aborted, if it was.
-            opened = self._catalog.open_txns_on(key) if self._is_shared else []
+            opened = self._catalog.open_txns_on(key) if self._others_write else []
             stable = min((row.first_offset for row in opened), default=high_watermark)
             return stable, self._catalog.aborted(key, start, _END)
 

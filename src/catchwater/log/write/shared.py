@@ -100,13 +100,13 @@ class SharedCommitter:
     async def _settle(
         self, scope: Scope, chunk: Chunk, position: Position, wal: Wal
     ) -> tuple[list[Result], Changes] | None:
-        """What became of a chunk whose commit was not answered; None: it was not committed.
+        """The outcome of a chunk whose commit was not answered; None: it was not committed.
 
-        The connection was lost while the transaction committed, so its changes are there or not, or
-        are about to be: the database may still be at it. A transaction over the same rows waits for
-        the end of the other; then the runs of the chunk tell. Gives the chunk's results, and its
-        runs and partitions as they are now. Raises what `Catalog.transact` raises; the chunk's fate
-        is open then.
+        The connection was lost while the transaction committed, and the database may still be
+        committing. Another transaction over the same rows waits for the end of that one, and then
+        looks whether the runs of the chunk are there. Returns the chunk's results, and its runs and
+        partitions as they are now. Raises what `Catalog.transact` raises; then the outcome is still
+        unknown.
         """
 
         def look(seen: ScopeRows) -> tuple[Changes, tuple[list[Result], ScopeRows]]:

@@ -152,8 +152,8 @@ def announces(row: TxnRow, topic_id: bytes, partition: int) -> bool:
 def is_end(entry: Entry, row: TxnRow | None) -> bool:
     """Whether a control batch is the end that was prepared for exactly this transaction.
 
-    A marker bears its transaction's start as its timestamp: it is the one thing that tells two
-    transactions of version 1 from each other, whose producer keeps its epoch.
+    A marker has its transaction's start as its timestamp. In version 1 nothing else distinguishes
+    two transactions of a producer, because it keeps its epoch.
     """
     if row is None:
         return False

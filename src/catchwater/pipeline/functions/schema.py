@@ -269,7 +269,7 @@ _TAKES_OVER = {"MapState": "dict", "ListState": "list"}
 """What a state that is kept entry by entry takes over from a record; a `ValueState`: its value."""
 
 
-def _moved_in(old: StateSchema, new: StateSchema, reader: "_Reader") -> "_Found":
+def _moved_in(old: StateSchema, new: StateSchema, reader: "_Reader") -> "_Findings":
     """A field of the record that is a state of its own now is taken over when it is next met."""
     for field in _root(old).fields:
         kept = new.entries.get(field.name)
@@ -284,7 +284,7 @@ def _in_record(kept: Kind) -> Kind:
     return Kind(taken, of=kept.of) if taken else kept.of[0]
 
 
-def _renamed(old: StateSchema, new: StateSchema, reader: "_Reader") -> "_Found":
+def _renamed(old: StateSchema, new: StateSchema, reader: "_Reader") -> "_Findings":
     """A state of its own that may be another one, or a field of the record, under a new name."""
     fields = {field.name: field.kind for field in _root(old).fields}
     before = fields | old.entries
@@ -317,7 +317,7 @@ def _root(schema: StateSchema) -> Shape:
     return schema.shapes.get(schema.state.record, Shape([]))
 
 
-_Found = Iterator[tuple[str, str]]
+_Findings = Iterator[tuple[str, str]]
 
 
 class _Reader:
@@ -328,7 +328,7 @@ class _Reader:
         self._new = new
         self._met: set[tuple[str, str]] = set()
 
-    def kinds(self, path: str, old: Kind, new: Kind) -> _Found:
+    def kinds(self, path: str, old: Kind, new: Kind) -> _Findings:
         """Problems of reading `old` as `new`."""
         if new.kind == "any":
             return
@@ -347,7 +347,7 @@ class _Reader:
         else:
             yield from _tightened(path, old, new)
 
-    def _unions(self, path: str, old: Kind, new: Kind) -> _Found:
+    def _unions(self, path: str, old: Kind, new: Kind) -> _Findings:
         members = new.of if new.kind == "union" else [new]
         records = sum(member.kind == "record" for member in members) > 1
         for each in old.of if old.kind == "union" else [old]:
@@ -360,7 +360,7 @@ class _Reader:
                 else:
                     yield path, f"it could be {_said(each)} and is {_said(new)}"
 
-    def _member(self, path: str, old: Kind, new: Kind, tagged: bool) -> _Found:
+    def _member(self, path: str, old: Kind, new: Kind, tagged: bool) -> _Findings:
         """One member of a union; among several records only the tag tells them apart."""
         if tagged and old.kind == new.kind == "record":
             tags = self._old.shapes[old.record].tag, self._new.shapes[new.record].tag
@@ -374,7 +374,7 @@ class _Reader:
             self._met = met
         yield from found
 
-    def _made_of(self, path: str, old: Kind, new: Kind) -> _Found:
+    def _made_of(self, path: str, old: Kind, new: Kind) -> _Findings:
         if len(old.of) != len(new.of):
             yield path, f"it had {len(old.of)} elements and has {len(new.of)}"
             return
@@ -384,7 +384,7 @@ class _Reader:
             part = names[place] if names else f"[{place}]" if old.kind == "tuple" else "[]"
             yield from self.kinds(path + part, was, now)
 
-    def _records(self, path: str, old_name: str, new_name: str) -> _Found:
+    def _records(self, path: str, old_name: str, new_name: str) -> _Findings:
         if (old_name, new_name) in self._met:
             return
         self._met.add((old_name, new_name))
@@ -396,7 +396,7 @@ class _Reader:
         yield from _tags(path, old, new)
         yield from self._places(path, old, new) if old.array else self._names(path, old, new)
 
-    def _names(self, path: str, old: Shape, new: Shape) -> _Found:
+    def _names(self, path: str, old: Shape, new: Shape) -> _Findings:
         """A map: fields find each other by name."""
         was = {field.name: field for field in old.fields}
         now = {field.name: field for field in new.fields}
@@ -418,7 +418,7 @@ class _Reader:
                     "renamed",
                 )
 
-    def _places(self, path: str, old: Shape, new: Shape) -> _Found:
+    def _places(self, path: str, old: Shape, new: Shape) -> _Findings:
         """An array: the n-th field is read by the n-th."""
         for was, now in zip(old.fields, new.fields, strict=False):
             if was.name != now.name:
@@ -452,7 +452,7 @@ def _reads(old: Kind, new: Kind) -> bool:
     return old.record == new.record and new.kind in _READ_AS.get(old.kind, {old.kind})
 
 
-def _tightened(path: str, old: Kind, new: Kind) -> _Found:
+def _tightened(path: str, old: Kind, new: Kind) -> _Findings:
     """A limit that is new, or tighter than it was, may exclude what is stored."""
     for name, limit in new.limits.items():
         was = old.limits.get(name)
@@ -476,13 +476,13 @@ def _literals_keep(old: Kind, name: str, limit: Any) -> bool:
     return old.kind == "literal"
 
 
-def _left_out(path: str, shape: Shape, was: Field, now: Field) -> _Found:
+def _left_out(path: str, shape: Shape, was: Field, now: Field) -> _Findings:
     if shape.omits and not was.required and (now.required or now.default != was.default):
         default = "none" if now.required else repr(now.default)
         yield path, f"its default was {was.default!r}, which was left out, and is {default}"
 
 
-def _tags(path: str, old: Shape, new: Shape) -> _Found:
+def _tags(path: str, old: Shape, new: Shape) -> _Findings:
     """In a map a tag may be missing, or be a field that nobody knows; in an array it may not."""
     if old.tag == new.tag or not (old.array or new.closed or (old.tag and new.tag)):
         return

@@ -370,7 +370,7 @@ class _Epoch:
 
     def _take_poisoned(self, found: Iterable[Poisoned]) -> None:
         for each in found:
-            bad.take(self._spec, self._poison, self.done, each)
+            bad.apply_policy(self._spec, self._poison, self.done, each)
 
     def _take_poisoned_of(self, batch: Batch) -> None:
         if batch.places is None:
@@ -465,7 +465,7 @@ class _CarefulEpoch(_Epoch):
             if error is None:
                 return True
             text = bad.describe(error, self._spec.target)
-        bad.take(self._spec, self._poison, self.done, Poisoned(*cause, value, text), error)
+        bad.apply_policy(self._spec, self._poison, self.done, Poisoned(*cause, value, text), error)
         return False
 
     def _attempt(self, key: bytes, handle: Callable[[], None]) -> Exception | None:

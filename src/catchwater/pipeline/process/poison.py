@@ -101,7 +101,7 @@ def is_poison(error: Exception) -> bool:
     return not isinstance(error, CatchwaterError) or isinstance(error, EventRefused)
 
 
-def take(
+def apply_policy(
     spec: FunctionSpec,
     poison: Poison,
     done: Processed,

@@ -285,7 +285,7 @@ class PipelineConfig:
     )
     """Then the source need not look into the values."""
     spark: Mapping[str, str] = field(default_factory=dict)
-    """Of Spark's own settings, and `master` (`session.cluster_conf`)."""
+    """Of Spark's own settings, and `master` (`session.settings_of`)."""
     specs: tuple[FunctionSpec, ...] | None = field(default=None, repr=False, compare=False)
     """The functions themselves, where Python declares the pipeline; None: they are imported."""
     until: OffsetMap | None = None

@@ -166,19 +166,19 @@ def run_pipeline(
         )
         try:
             # Imported only now: this, and looking at everything, takes as long as the JVM does.
-            from catchwater.pipeline.run.run import run_query, take
+            from catchwater.pipeline.run.run import run_query, take_checkpoint
 
             its_turn = turn is None or turn.come
             if its_turn and config.spare:
                 its_turn = works_elsewhere(config.checkpoint, clock) is None
-            pipeline = take(config, held, began_s, stop, clock) if its_turn else None
+            pipeline = take_checkpoint(config, held, began_s, stop, clock) if its_turn else None
             spark = starting.result()
             # A spare gets Python workers and the JVM ready, and looks when its turn has come.
             session.start_workers(spark, config.tasks)
             if pipeline is None and not stop.requested:
                 _stand_by(spark, config, turn, stop, clock)
                 if turn is None or turn.come:
-                    pipeline = take(config, held, clock.monotonic_s(), stop, clock)
+                    pipeline = take_checkpoint(config, held, clock.monotonic_s(), stop, clock)
             if pipeline is not None:
                 with closing(pipeline), session.alive(spark):
                     if session.is_cluster(config.spark):
@@ -219,7 +219,7 @@ def _stand_by(
 ) -> None:
     """Make ready what can be made ready, and wait for the turn.
 
-    `take` waits for what works on another machine.
+    `take_checkpoint` waits for what works on another machine.
     """
     from catchwater.pipeline.spark.warmup import warm_up
     from catchwater.sinks.config import preload

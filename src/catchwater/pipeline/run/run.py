@@ -84,7 +84,7 @@ class InputMissing(CatchwaterError):
     restart = Restart.NEVER
 
 
-def take(
+def take_checkpoint(
     config: PipelineConfig, held: Lock, began_s: float, stop: Stop, clock: Clock
 ) -> OpenPipeline | None:
     """Take the checkpoint, and look at everything that a start could fail on.
@@ -291,7 +291,7 @@ def run_query(
     remote.publish(config.checkpoint)
     if config.local is None:
         sweep_cache(config.checkpoint)
-    # What stands behind each epoch: the writer commits it, upkeep pins it and tells of it.
+    # After each epoch: the writer commits it, upkeep pins it and writes its contract.
     shards = config.shard_count * len(pipeline.specs)
     ledger = Ledger(config.checkpoint)
     limit = poison_limit(pipeline)

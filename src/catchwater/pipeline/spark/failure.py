@@ -1,4 +1,4 @@
-"""What made a query fail, in one sentence, out of what Spark and its processes tell of it."""
+"""Why a query failed, in one sentence, from what Spark and its processes report."""
 
 import importlib
 import re
@@ -14,9 +14,9 @@ _OURS = re.compile(
 )
 """Our errors in a Python worker's traceback, with their hints."""
 _ENDED = re.compile(r"terminated with exception: (.+?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
-"""What Spark says itself, before it tells the query's state."""
+"""Spark's own message, before the query's state."""
 _STATE = "=== Streaming Query ==="
-"""Where Spark goes on with the query's plan and state: no cause stands there."""
+"""From here on Spark prints the query's plan and state, which have no cause in them."""
 _CRASHED = "Python worker exited unexpectedly"
 """What Spark says of a worker that is gone, also where it names another cause."""
 _RAISED = "Traceback (most recent call last)"

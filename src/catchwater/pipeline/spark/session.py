@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 
 MIN_JAVA = 17
 _JAVA_S, _ARCHIVE_S, _END_S = 120, 900, 60
-"""Patience with a JVM that tells its version, records its classes, ends: a busy machine is slow."""
+"""How long a JVM may take to print its version, record its classes, end. A busy machine is slow."""
 DYING_S = 10.0
-"""So long may a JVM that does not answer take to end."""
+"""How long a JVM that does not answer may take to end."""
 _MASTER_S, _EXECUTORS_S = 5, 120
-"""The same with a master that is to accept a connection, and executors that are to run a task."""
+"""How long a master may take to accept a connection, and executors to run a task."""
 PACKAGES: Mapping[str, str] = {
     "pyspark": ">=4.3,<4.4",
     "pyarrow": ">=18",
@@ -405,7 +405,7 @@ def start(
     settings = {
         **_CONF,
         "spark.app.name": name,
-        # A terminal's, which nobody reads in a log.
+        # Meant for a terminal, and noise in a log.
         "spark.ui.showConsoleProgress": "false",
         "spark.master": _with_attempts(f"local[{tasks}]"),
         "spark.sql.shuffle.partitions": str(tasks),
@@ -541,7 +541,7 @@ def check_executors(spark: "SparkSession", checkpoint: Path, clock: Clock) -> No
     path, here = str(probe), importlib.metadata.version("catchwater")
 
     def look(_: int) -> tuple[str, str, str, bool]:
-        # Sent as it is: an executor without our package says so itself.
+        # Sent whole, without our package: an executor may lack it, and then says so.
         import importlib.metadata
         import os
         import platform

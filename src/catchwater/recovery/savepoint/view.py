@@ -265,21 +265,21 @@ def _plain(function: str, record: bytes, entries: dict[bytes, bytes]) -> Plain:
         function=function,
         version=int.from_bytes(record[:_VERSION_BYTES], "big"),
         written_ms=decoded.written,
-        state=_told(decoded.state),
+        state=_json_value(decoded.state),
         entries=_fields(entries),
         timers=decoded.timers,
         clock_timers=decoded.clock_timers or {},
     )
 
 
-def _told(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     """A stored value as JSON can hold it: the keys of a dict that are no text or number as text."""
     if isinstance(value, dict):
-        return {_told_key(key): _told(each) for key, each in value.items()}
-    return [_told(each) for each in value] if isinstance(value, list | tuple) else value
+        return {_json_key(key): _json_value(each) for key, each in value.items()}
+    return [_json_value(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-def _told_key(key: Any) -> Any:
+def _json_key(key: Any) -> Any:
     if isinstance(key, bool) or key is None or isinstance(key, tuple):
         return msgspec.json.encode(key).decode()
     return key
@@ -293,7 +293,7 @@ def _fields(entries: dict[bytes, bytes]) -> dict[str, list[tuple[Any, Any]]]:
         found = fields.setdefault(field.decode(), [])
         if key and found and found[0][0] is None:
             found.clear()
-        found.append((_decode(key) if key else None, _told(_decode(value[_TIME_BYTES:]))))
+        found.append((_decode(key) if key else None, _json_value(_decode(value[_TIME_BYTES:]))))
     return fields
 
 

@@ -186,8 +186,8 @@ class IcebergSink:
     def _load(self) -> "Table":
         """The table as it is now, with transactions that pyiceberg does not retry.
 
-        pyiceberg would answer a conflict by adding the same files to whatever is there by then; it
-        must not, before the mark was looked at. Only this copy of the metadata says so.
+        After a conflict pyiceberg would add the same files to the table as it is by then; the mark
+        has to be read again first. Only this copy of the metadata is changed.
         """
         table = self._catalog.load_table(self._table)
         table.metadata.properties["commit.retry.num-retries"] = "0"

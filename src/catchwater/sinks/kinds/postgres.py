@@ -32,7 +32,7 @@ from catchwater.sinks.table import (
     table_guarantee,
     target_table,
 )
-from catchwater.sinks.table_target import CHANGED, UNFIT, Found, Transaction
+from catchwater.sinks.table_target import CHANGED, UNFIT, TableColumn, Transaction
 
 if TYPE_CHECKING:
     import psycopg
@@ -147,10 +147,12 @@ class PostgresDatabase:
             transaction.execute("SET TRANSACTION READ ONLY")
             yield transaction
 
-    def columns(self, transaction: Transaction, table: str) -> Mapping[str, Found]:
+    def columns(self, transaction: Transaction, table: str) -> Mapping[str, TableColumn]:
         """The columns of a table; none if there is no such table."""
         rows = transaction.execute(_COLUMNS, [table])
-        return {str(column): Found(str(kind), bool(required)) for column, kind, required in rows}
+        return {
+            str(column): TableColumn(str(kind), bool(required)) for column, kind, required in rows
+        }
 
     def unique(self, transaction: Transaction, table: str) -> set[frozenset[str]]:
         """By its primary key and its unique indexes of all rows."""

@@ -36,7 +36,7 @@ from catchwater.sinks.table import (
     table_guarantee,
     target_table,
 )
-from catchwater.sinks.table_target import CHANGED, UNFIT, Found, Transaction
+from catchwater.sinks.table_target import CHANGED, UNFIT, TableColumn, Transaction
 
 _BUSY_S = 5.0
 _SCAN_ROWS = 1000
@@ -112,11 +112,11 @@ class SqliteDatabase:
                 connection.execute("BEGIN")
                 yield SqliteTransaction(connection)
 
-    def columns(self, transaction: Transaction, table: str) -> Mapping[str, Found]:
+    def columns(self, transaction: Transaction, table: str) -> Mapping[str, TableColumn]:
         """The columns of a table; none if there is no such table."""
         rows = transaction.execute(f"PRAGMA table_info({table})")
         return {
-            str(name): Found(
+            str(name): TableColumn(
                 str(kind).lower().partition("(")[0].strip(), bool(required) and default is None
             )
             for _, name, kind, required, default, _ in rows

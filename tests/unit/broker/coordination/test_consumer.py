@@ -212,7 +212,7 @@ steps = st.one_of(
 )
 
 
-def lived_through(world: World, happens: list[tuple[object, ...]]) -> None:
+def run_and_check(world: World, happens: list[tuple[object, ...]]) -> None:
     for number in range(2):
         world.join(number)
     for name, *arguments in happens:
@@ -226,11 +226,11 @@ def lived_through(world: World, happens: list[tuple[object, ...]]) -> None:
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.booleans(), st.sampled_from(sorted(ASSIGNORS)), st.lists(steps, max_size=60))
 def test_a_partition_has_one_owner_epochs_rise_and_all_settles(same, assignor, happens) -> None:
-    lived_through(World(same, assignor), happens)
+    run_and_check(World(same, assignor), happens)
 
 
 @pytest.mark.slow
 @settings(max_examples=5_000, deadline=None)
 @given(st.booleans(), st.sampled_from(sorted(ASSIGNORS)), st.lists(steps, max_size=200))
 def test_the_same_for_five_thousand_longer_lives(same, assignor, happens) -> None:
-    lived_through(World(same, assignor), happens)
+    run_and_check(World(same, assignor), happens)

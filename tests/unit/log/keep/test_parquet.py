@@ -68,7 +68,7 @@ def parquet_keys(log: Any) -> set[str]:
     return {info.key for info in log.objects.list("parquet/")}
 
 
-def told(log: Any, key: PartitionKey) -> list[Any]:
+def parquet_rows(log: Any, key: PartitionKey) -> list[Any]:
     return log.catalog.parquet(key, 0, 2**62)
 
 
@@ -118,8 +118,8 @@ def test_the_object_holds_the_segments_records_and_nothing_else(log: Any) -> Non
     assert write_all(log) == 2
     for key in keys_of(log):
         runs = log.catalog.runs(key, 0)
-        assert [row.segment for row in told(log, key)] == [run.object for run in runs]
-        for run, row in zip(runs, told(log, key), strict=True):
+        assert [row.segment for row in parquet_rows(log, key)] == [run.object for run in runs]
+        for run, row in zip(runs, parquet_rows(log, key), strict=True):
             found = table(log, row.object)
             assert found.to_pylist() == expected(log, run).to_pylist()
             assert found.num_rows == row.records == run.record_count - 1, "but for the marker"
@@ -129,7 +129,7 @@ def test_the_object_holds_the_segments_records_and_nothing_else(log: Any) -> Non
 
 
 def test_its_columns_are_those_of_sparks_kafka_source(log: Any) -> None:
-    [row, *_] = told(log, keys_of(log)[0])
+    [row, *_] = parquet_rows(log, keys_of(log)[0])
     assert [(field.name, str(field.type)) for field in table(log, row.object).schema] == [
         ("topic", "string"),
         ("partition", "int32"),
@@ -159,7 +159,7 @@ def test_every_range_of_a_segment_in_a_plan_names_its_parquet(
     write_all(log)
     log.append((key, encode_batch(RECORDS)))
     ranges = History(log.catalog, log.storage, 0).plan(key, 0, 16)
-    [row] = told(log, key)
+    [row] = parquet_rows(log, key)
     assert [each.kind for each in ranges] == ["segment", "segment", "segment", "chunk"]
     assert [each.parquet for each in ranges] == [log.storage.url(row.object)] * 3 + [""]
     assert {each.parquet_schema for each in ranges} == {""}
@@ -207,7 +207,7 @@ def test_a_small_segment_waits_to_be_joined_and_stays_as_it_is_once_it_has_parqu
             assert write_all(log, after_ms=1000) == 1
     runs = log.catalog.runs(key, 0)
     assert [(run.base_offset, run.last_offset) for run in runs] == [(0, 15), (16, 23)]
-    assert [row.segment for row in told(log, key)] == [runs[0].object]
+    assert [row.segment for row in parquet_rows(log, key)] == [runs[0].object]
 
 
 STEPS = [("objects", "put_if_absent"), ("catalog", "add_parquet")]
@@ -237,13 +237,13 @@ def test_a_crash_at_any_step_leaves_only_what_is_swept(
         write_all(log)
     log = open_log()
     sweep(log)
-    named = {row.object for key in keys_of(log) for row in told(log, key)}
+    named = {row.object for key in keys_of(log) for row in parquet_rows(log, key)}
     assert parquet_keys(log) == named
     write_all(log)
-    named = {row.object for key in keys_of(log) for row in told(log, key)}
+    named = {row.object for key in keys_of(log) for row in parquet_rows(log, key)}
     assert parquet_keys(log) == named and len(named) == 4
     for key in keys_of(log):
-        for run, row in zip(log.catalog.runs(key, 0), told(log, key), strict=True):
+        for run, row in zip(log.catalog.runs(key, 0), parquet_rows(log, key), strict=True):
             assert table(log, row.object).to_pylist() == expected(log, run).to_pylist()
 
 
@@ -257,7 +257,7 @@ def test_a_damaged_segment_gets_none_and_the_others_theirs(
     data[damaged.byte_offset + 70] ^= 1
     path.write_bytes(data)
     assert write_all(log) == 1
-    assert [len(told(log, key)) for key in (bad, good)] == [1, 2]
+    assert [len(parquet_rows(log, key)) for key in (bad, good)] == [1, 2]
     assert "get no Parquet" in caplog.text and damaged.object in caplog.text
     assert len(parquet_keys(log)) == 3
 
@@ -269,7 +269,7 @@ def test_a_time_that_microseconds_cannot_hold_keeps_a_segment_without(
     log.append((key, encode_batch([(None, b"v", 2**62, [])])))
     pack(log)
     write_all(log)
-    assert told(log, key) == []
+    assert parquet_rows(log, key) == []
     assert "does not fit into microseconds" in caplog.text
 
 
@@ -280,7 +280,7 @@ def test_what_is_given_up_takes_its_parquet_along(log: Any) -> None:
     log.catalog.trim({trimmed: second.base_offset}).result()
     sweep(log)
     assert len(parquet_keys(log)) == 3
-    assert [row.segment for row in told(log, trimmed)] == [second.object]
+    assert [row.segment for row in parquet_rows(log, trimmed)] == [second.object]
     log.catalog.delete_topic(kept[0]).result()
     sweep(log)
     sweep(log)
@@ -350,7 +350,7 @@ def test_groups_of_rows_are_of_a_size_that_spark_can_split(
         log.append((key, encode_batch(RECORDS)))
     pack(log)
     write_all(log)
-    [row] = told(log, key)
+    [row] = parquet_rows(log, key)
     file = pq.ParquetFile(io.BytesIO(log.objects.get(row.object)))
     assert file.num_row_groups == 4
     assert file.read().column("offset").to_pylist() == list(range(160))
@@ -387,7 +387,7 @@ def test_declared_values_are_columns_too(
 ) -> None:
     monkeypatch.setattr("catchwater.log.format.parquet._FIELDS_ROWS", 2)
     log, key = declaring(open_log, GOOD, None, b'{"id": 8}', GOOD, b"{}", **DECLARED)
-    [row] = told(log, key)
+    [row] = parquet_rows(log, key)
     found = table(log, row.object)
     empty = dict.fromkeys(ROW)
     assert found.column("fields").to_pylist() == [ROW, empty, empty | {"id": 8}, ROW, empty]
@@ -417,7 +417,7 @@ def test_one_value_that_is_not_as_declared_leaves_its_segment_without_columns(
     open_log: OpenLog, caplog: pytest.LogCaptureFixture
 ) -> None:
     log, key = declaring(open_log, GOOD, b'{"id": "seven"}', GOOD, **DECLARED)
-    [row] = told(log, key)
+    [row] = parquet_rows(log, key)
     assert row.schema == "" and row.records == 3
     assert "fields" not in table(log, row.object).column_names
     assert "offsets 0 to 2 of partition 0 of typed has no typed columns" in caplog.text
@@ -430,7 +430,7 @@ def test_avro_values_are_columns_too(open_log: OpenLog) -> None:
         "catchwater_history_value_schema": json.dumps(schema),
     }
     log, key = declaring(open_log, b"\x06abc", b"\x00", **config)
-    [row] = told(log, key)
+    [row] = parquet_rows(log, key)
     fields = table(log, row.object).column("fields").to_pylist()
     assert fields == [{"card": "abc"}, {"card": ""}]
 
@@ -440,5 +440,5 @@ def test_what_decodes_may_be_missing(
 ) -> None:
     monkeypatch.setitem(sys.modules, "catchwater.values.typed", None)
     log, key = declaring(open_log, GOOD, **DECLARED)
-    assert [row.schema for row in told(log, key)] == [""]
+    assert [row.schema for row in parquet_rows(log, key)] == [""]
     assert "has no typed columns" in caplog.text

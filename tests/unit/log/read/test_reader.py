@@ -17,7 +17,7 @@ from catchwater.catalog.rows import (
 from catchwater.config import LogConfig
 from catchwater.log.keep.pack import Packer
 from catchwater.log.read.history import PIECE_BYTES, PLAN_RANGE_BYTES
-from catchwater.log.read.reader import Found, PlanRange, Reader, Unreadable
+from catchwater.log.read.reader import Batches, PlanRange, Reader, Unreadable
 from catchwater.log.storage import Storage
 from catchwater.objects.base import StoreError
 from catchwater.objects.memory import MemoryStore
@@ -45,7 +45,7 @@ def pack(log: Any) -> int:
     return Packer(log.catalog, log.storage, log.clock, LogConfig(), log.topic_name).pack()
 
 
-def offsets(found: Found) -> list[tuple[int, int]]:
+def offsets(found: Batches) -> list[tuple[int, int]]:
     assert found.error == ErrorCode.NONE
     data = b"".join(found.parts)
     assert len(data) == found.size_bytes
@@ -58,7 +58,7 @@ def flip(path: Path, position: int) -> None:
     path.write_bytes(data)
 
 
-async def read(reader: Reader, key: PartitionKey, offset: int, max_bytes: int = ALL) -> Found:
+async def read(reader: Reader, key: PartitionKey, offset: int, max_bytes: int = ALL) -> Batches:
     return await reader.read(key, offset, ALL, max_bytes, at_least_one=True)
 
 

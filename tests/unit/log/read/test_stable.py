@@ -35,7 +35,7 @@ def catalog() -> Any:
 async def test_an_embedded_log_asks_once_and_again_after_an_abort(catalog: Any) -> None:
     state = PartitionState(high_watermark=10)
     catalog.rows = [AbortedRow(*KEY, 7, 2, 5)]
-    stability = Stability(catalog, {KEY: state}, is_shared=False)
+    stability = Stability(catalog, {KEY: state}, others_write=False)
     for _ in range(3):
         assert await stability.aborted(KEY, 0, 10) == catalog.rows
         assert await stability.aborted(KEY, 6, 10) == []
@@ -50,13 +50,13 @@ async def test_an_embedded_log_asks_once_and_again_after_an_abort(catalog: Any) 
 
 async def test_aborted_transactions_come_by_their_first_offset(catalog: Any) -> None:
     catalog.rows = [AbortedRow(*KEY, 7, 4, 5), AbortedRow(*KEY, 8, 1, 9)]
-    stability = Stability(catalog, {KEY: PartitionState(high_watermark=10)}, is_shared=False)
+    stability = Stability(catalog, {KEY: PartitionState(high_watermark=10)}, others_write=False)
     assert await stability.aborted(KEY, 0, 10) == catalog.rows[::-1]
 
 
 async def test_a_shared_log_asks_again_when_the_high_watermark_has_moved(catalog: Any) -> None:
     state = PartitionState(high_watermark=10)
-    stability = Stability(catalog, {KEY: state}, is_shared=True)
+    stability = Stability(catalog, {KEY: state}, others_write=True)
     catalog.opened = [OpenTxnRow(*KEY, 7, 6)]
     assert [await stability.last_stable_offset(KEY) for _ in range(3)] == [6, 6, 6]
     assert catalog.asked == 1
@@ -70,7 +70,7 @@ async def test_a_shared_log_asks_again_when_the_high_watermark_has_moved(catalog
 
 async def test_an_end_ahead_of_the_view_is_told_with_the_records_it_voids(catalog: Any) -> None:
     state = PartitionState(high_watermark=10)
-    stability = Stability(catalog, {KEY: state}, is_shared=True)
+    stability = Stability(catalog, {KEY: state}, others_write=True)
     catalog.rows = [AbortedRow(*KEY, 7, 6, 12)]
     assert await stability.last_stable_offset(KEY) == 10
     assert await stability.aborted(KEY, 6, 10) == catalog.rows
@@ -85,7 +85,7 @@ async def test_what_retention_has_taken_is_forgotten_and_so_is_a_deleted_partiti
     state, other = PartitionState(high_watermark=10), (b"2" * 16, 0)
     states = {KEY: state, other: PartitionState(high_watermark=1)}
     catalog.rows = [AbortedRow(*KEY, 7, 2, 5)]
-    stability = Stability(catalog, states, is_shared=False)
+    stability = Stability(catalog, states, others_write=False)
     assert await stability.aborted(KEY, 0, 10)
     assert not await stability.aborted(other, 0, 1)
     del states[other]

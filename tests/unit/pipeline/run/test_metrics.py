@@ -79,8 +79,8 @@ def test_they_are_served_for_as_long_as_the_pipeline_runs() -> None:
             assert b"catchwater_events_total" in answer.read()
 
 
-def told_of(pace: Pace) -> list[str]:
-    """What Prometheus is told of a contract with both budgets."""
+def exported_for(pace: Pace) -> list[str]:
+    """The lines that Prometheus reads after a contract with both budgets."""
     end = SourceOffset(3, {"t": {"0": 600}}, [2_000], 5_000)
     done = EpochEntry(3, end, end, [ShardEpoch(0, state_bytes=0)], {}, 5_250)
     terms = Terms("cards", [], 0, 30.0, {}, max_replay_s=5.0)
@@ -92,7 +92,7 @@ def told_of(pace: Pace) -> list[str]:
 
 
 def test_the_newest_contract_and_its_budgets_are_told() -> None:
-    told = told_of(Pace(input_per_s=100.0, interval_s=2.0))
+    told = exported_for(Pace(input_per_s=100.0, interval_s=2.0))
     for line in [
         'catchwater_contract_restore_estimate_seconds{bound="estimate",pipeline="cards"} 21.06',
         'catchwater_contract_restore_part_seconds{part="infrastructure",pipeline="cards"} 21.0',
@@ -107,7 +107,7 @@ def test_the_newest_contract_and_its_budgets_are_told() -> None:
 
 
 def test_a_restore_that_never_catches_up_takes_infinitely_long() -> None:
-    told = told_of(Pace(input_per_s=500.0, busy_per_s=400.0, saturated=True))
+    told = exported_for(Pace(input_per_s=500.0, busy_per_s=400.0, saturated=True))
     for line in [
         'catchwater_contract_restore_estimate_seconds{bound="estimate",pipeline="cards"} +Inf',
         'catchwater_contract_missing_records_per_second{pipeline="cards"} 100.0',
