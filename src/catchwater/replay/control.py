@@ -5,6 +5,14 @@ a call that meets a broker on its way down or up is repeated with backoff until 
 
 Relies on the JSON of the control API. Promises that a refusal keeps the API's code, sentence and
 hint. Does not read data: plans say where it lies.
+
+**Which places an answer may name.** The server may be anybody's, and the reader can reach what the
+server cannot: files of its machine, and servers of its network that ask for no password. So a
+server may name nothing that is nearer to the reader than the server is: one on this machine may
+name files and ports of it; one in a private network hosts of such networks, but not this machine;
+one on the internet neither. Where that is too strict (a directory that brokers on other machines
+share with this one), `catchwater.locations` lists the log's stores, and nothing else is read. Names
+are resolved once, here. No redirect is followed.
 """
 
 import base64
@@ -13,18 +21,20 @@ import json
 import ssl
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 from typing import Any
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from catchwater.clock import SYSTEM, Clock
-from catchwater.config import CatchwaterError
-from catchwater.hosts import HERE, farthest
+from catchwater.config import CatchwaterError, Restart
+from catchwater.hosts import HERE, farthest, nearest
 from catchwater.replay.plan import Aborted, Missing, PlanRange, Quota, Wanted
-from catchwater.replay.reach import check_host, check_location
 from catchwater.wire.client import TopicDenied
 
 CONTROL_URL = "catchwater.control.url"
 """The broker configuration, and the option of ours, that says where the control API is."""
+LOCATIONS = "catchwater.locations"
+"""The option with the URLs of the stores that may be read; without it the rule above holds."""
 
 _ATTEMPT_TIMEOUT_S = 30.0
 _FIRST_BACKOFF_S = 0.05
@@ -63,6 +73,12 @@ class TransactionOpen(CatchwaterError):
     """Offsets are wanted that an open transaction keeps from being read."""
 
 
+class SentAstray(CatchwaterError):
+    """A server names a place that is nearer to this machine than the server is."""
+
+    restart = Restart.NEVER
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Where the wanted offsets of a topic lie, or which of them are gone."""
@@ -87,7 +103,7 @@ class Control:
         client_id: str = "",
         locations: Sequence[str] = (),
     ) -> None:
-        """`locations` are the stores that plans may name; see `reach`."""
+        """`locations` are the only stores that plans may name, if there are any."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             form = "http://host:port or https://host:port"
@@ -344,3 +360,53 @@ def _halves(wanted: Sequence[Wanted]) -> tuple[Sequence[Wanted], Sequence[Wanted
 
 def _path(*names: str) -> str:
     return "/api/v1/" + "/".join(quote(name, safe="") for name in names)
+
+
+# Which places an answer may name.
+
+
+def check_location(url: str, named_by: str, allowed: Sequence[str] = ()) -> None:
+    """Raise `SentAstray` unless `url`, of an object or a store, may be used because of `named_by`.
+
+    `allowed` are the prefixes that count alone, if there are any.
+    """
+    if not url:
+        return
+    parts = urlsplit(url)
+    if allowed:
+        if not any(_lies_in(url, each) for each in allowed):
+            raise _astray(url, named_by, f"lies in no store that {LOCATIONS} names")
+        return
+    if parts.scheme == "s3":
+        endpoint = dict(parse_qsl(parts.query)).get("endpoint", "")
+        if not endpoint:
+            return  # what the environment says, or Amazon's own
+        parts = urlsplit(endpoint)
+    if parts.scheme == "file":
+        if farthest(urlsplit(named_by).hostname) != HERE:
+            raise _astray(url, named_by, "is a file, and they are another machine")
+    elif parts.scheme in ("http", "https"):
+        check_host(parts.hostname, named_by)
+
+
+def check_host(host: str | None, named_by: str) -> None:
+    """Raise `SentAstray` if the host is nearer than that of the URL `named_by`."""
+    if nearest(host) < farthest(urlsplit(named_by).hostname):
+        raise _astray(str(host), named_by, "is nearer to this machine than they are")
+
+
+def _astray(what: str, named_by: str, why: str) -> SentAstray:
+    return SentAstray(
+        f"{named_by} sends readers to {what.partition('?')[0]}, which {why}: nothing was read.",
+        hint=f"If it is the log's own, name its store: {LOCATIONS}=file:///directory or "
+        "https://host/bucket. Or read from the leaders: catchwater.read=kafka.",
+    )
+
+
+def _lies_in(url: str, store: str) -> bool:
+    """Whether the object or store lies in this one; a path cannot climb out of it."""
+    has, wanted = urlsplit(url), urlsplit(store)
+    if (has.scheme, has.netloc) != (wanted.scheme, wanted.netloc):
+        return False
+    path = PurePosixPath(unquote(has.path) or "/")
+    return ".." not in path.parts and path.is_relative_to(unquote(wanted.path) or "/")

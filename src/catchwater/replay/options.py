@@ -14,9 +14,8 @@ from difflib import get_close_matches
 from enum import Enum
 
 from catchwater.config import CatchwaterError, duration_ms
-from catchwater.replay.control import CONTROL_URL
+from catchwater.replay.control import CONTROL_URL, LOCATIONS
 from catchwater.replay.plan import Wanted
-from catchwater.replay.reach import LOCATIONS
 from catchwater.values.settings import (
     BINARY_VALUES,
     VALUE_OPTIONS,
@@ -149,7 +148,7 @@ class SourceOptions:
     read_path: ReadPath = ReadPath.AUTO
     control_url: str | None = None
     locations: tuple[str, ...] = ()
-    """The stores that plans may name; none: see `reach`."""
+    """The stores that plans may name; none: see `replay.control`."""
     read_committed: bool = False
     min_offsets_per_trigger: int | None = None
     max_trigger_delay_ms: int = 900_000

@@ -94,7 +94,7 @@ class ReadSettings:
     bundled: bool = False
     """Whether records are handed over as bundles (see `bundles`)."""
     locations: tuple[str, ...] = ()
-    """The stores that a new plan may name (see `reach`)."""
+    """The stores that a new plan may name (see `replay.control`)."""
 
 
 def arrow_schema(columns: Sequence[str]) -> pa.Schema:

@@ -19,11 +19,10 @@ from urllib.parse import urlsplit
 from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError
 from catchwater.replay import plan
-from catchwater.replay.control import CONTROL_URL, Control, logged_in
+from catchwater.replay.control import CONTROL_URL, Control, check_host, logged_in
 from catchwater.replay.offsets import HistoryLost, at_most, wanted
 from catchwater.replay.options import BadOption, Offsets, Position, ReadPath, SourceOptions
 from catchwater.replay.plan import Missing, Quota, Slice, Task, Wanted
-from catchwater.replay.reach import check_host
 from catchwater.wire.client import EARLIEST, LATEST, Client, RequestRefused
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.fields import TopicPartition

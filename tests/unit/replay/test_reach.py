@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from catchwater import hosts
-from catchwater.replay.control import Control
+from catchwater.replay.control import Control, SentAstray, check_host, check_location
 from catchwater.replay.plan import Wanted
-from catchwater.replay.reach import SentAstray, check_host, check_location
 
 HERE, NEAR, FAR = "http://127.0.0.1:9644", "http://10.9.8.7:9644", "http://8.8.8.8:9644"
 
