@@ -1,4 +1,4 @@
-"""The documents' Python runs as it stands there."""
+"""The documents' Python runs as it stands there; where it cannot, it names only what there is."""
 
 import ast
 import re
@@ -12,10 +12,12 @@ from benchmarks.page import PAGE, figures, page
 from docs.generate import commands_table
 
 from catchwater.cli.init import FILES
+from catchwater.demo.card_risk import CardRisk
 from catchwater.pipeline.opened import OpenPipeline
 from catchwater.pipeline.plan import plan_of
 from catchwater.pipeline.run.config import load
 from catchwater.sinks.config import options_table
+from catchwater.testing import Harness
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -49,6 +51,17 @@ def test_every_page_stands_in_the_index() -> None:
     pages = [page for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "decisions"]
     missing = [page.name for page in pages if page.name not in index and page.name != "README.md"]
     assert not missing, f"docs/README.md does not lead to {missing}"
+
+
+@pytest.mark.parametrize("page", ["docs/functions.md", "docs/replay.md"])
+def test_a_page_whose_python_needs_a_log_imports_and_calls_what_there_is(page: str) -> None:
+    harness = Harness(CardRisk)
+    for code in blocks(page, "python"):
+        for node in ast.walk(ast.parse(code)):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("catchwater"):
+                exec(ast.unparse(node), {})
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "h":
+                assert hasattr(harness, node.attr), f"{page} names h.{node.attr}"
 
 
 def test_the_operators_page_declares_functions_that_could_run() -> None:
@@ -136,9 +149,7 @@ WITHOUT_A_FILE = ("notebook", "small_jobs")
 
 @pytest.mark.parametrize(
     "example",
-    sorted(
-        p for p in (ROOT / "examples").glob("[!t]*.py") if p.stem not in ("notebook", "small_jobs")
-    ),
+    sorted(p for p in (ROOT / "examples").glob("[!t]*.py") if p.stem not in WITHOUT_A_FILE),
     ids=lambda p: p.stem,
 )
 def test_an_example_is_short_and_has_its_file_its_test_and_its_line(example: Path) -> None:

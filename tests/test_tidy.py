@@ -26,7 +26,15 @@ BANNED_TEXT = {
     r"raise NotImplementedError": "build it or leave it out",
     r"except BaseException": "name the failure",
 }
-BROAD_EXCEPT_ALLOWED = {"broker/server.py", "cli/app.py"}  # the connection loop and the CLI
+BROAD_EXCEPT_ALLOWED = {
+    "broker/server.py": "the connection loop",
+    "cli/app.py": "the command line",
+    "catalog/sqlite.py": "errors of one change must not fail the others of its transaction",
+    "pipeline/calls/answers.py": "the user's code is called",
+    "pipeline/change/upgrade.py": "the user's code is called",
+    "pipeline/process/epoch.py": "the user's code is called",
+    "pipeline/run/versions.py": "the user's code is imported",
+}
 
 
 def relative(path: Path) -> str:
@@ -43,7 +51,8 @@ def tracked() -> list[Path]:
 
 @pytest.mark.parametrize("path", MODULES, ids=relative)
 def test_a_module_introduces_itself(path: Path) -> None:
-    assert path.stem not in BANNED_FILE_NAMES, BANNED_FILE_NAMES.get(path.stem)
+    for name in (path.stem, path.parent.name):
+        assert name not in BANNED_FILE_NAMES, BANNED_FILE_NAMES[name]
     docstring = ast.get_docstring(ast.parse(path.read_text()))
     assert docstring, "a module says what it does, relies on, promises and leaves out"
     assert docstring.count("\n") < MAX_DOCSTRING_LINES
@@ -56,7 +65,7 @@ def test_a_module_is_free_of_words_that_promise_later(path: Path) -> None:
         found = re.search(pattern, text)
         assert not found, f"{found.group() if found else ''}: {instead}"
     if relative(path) not in BROAD_EXCEPT_ALLOWED:
-        assert not re.search(r"except( Exception)?:", text), "name the failure"
+        assert not re.search(r"except( Exception( as \w+)?)?:", text), "name the failure"
 
 
 @pytest.mark.parametrize("path", MODULES, ids=relative)
@@ -110,15 +119,31 @@ def test_no_registry_and_no_machine_is_named() -> None:
         assert not found, f"{path.relative_to(ROOT)} names {found.group() if found else ''}"
 
 
+def documents() -> list[Path]:
+    return [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "examples" / "README.md"]
+
+
+def anchors(page: Path) -> set[str]:
+    """The names by which a page's headings are linked."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    shown = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", each) for each in headings)
+    return {re.sub(r"[^\w\- ]", "", each.strip().lower()).replace(" ", "-") for each in shown}
+
+
 def test_every_link_in_the_documents_leads_somewhere() -> None:
-    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
-        for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
-            if "://" not in target:
-                assert (page.parent / target).exists(), f"{page.name} points at {target}"
+    for page in documents():
+        for target, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", page.read_text()):
+            if "://" in target:
+                continue
+            there = page.parent / target if target else page
+            assert there.exists(), f"{page.name} points at {target}"
+            if anchor:
+                assert anchor in anchors(there), f"{page.name} points at {target}#{anchor}"
 
 
 def test_every_make_target_in_the_documents_exists() -> None:
     targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    for page in ROOT.glob("*.md"):
+    for page in documents():
         for target in re.findall(r"`make ([a-z0-9-]+)", page.read_text()):
             assert target in targets, f"{page.name} says make {target}"
