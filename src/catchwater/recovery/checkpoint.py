@@ -1,15 +1,15 @@
-"""A Spark checkpoint folder read from outside: which epochs it can go back to.
+"""Spark's files in a checkpoint folder: which epochs it can go back to, and moving them aside.
 
 Spark writes `offsets/N` before it runs batch N and `commits/N` after; a batch with both is a
-checkpoint one can restore. Where the state stood is in our ledger's entry of the same number. Needs
-no Spark, and expects the local file layout. What a restore has to tell Spark is written here, too,
-in Spark's own words.
+checkpoint that can be restored. The position of the state is in our ledger's entry of the same
+number. Works without Spark, on the local file layout. A restore changes what Spark will read, so
+these files are written here as well, as Spark spells them.
 """
 
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import chain
@@ -28,6 +28,7 @@ from catchwater.recovery.ledger import (
     numbered,
     read_json,
     read_offset,
+    sync_folder,
     write_whole,
 )
 
@@ -87,7 +88,7 @@ def last_commit(folder: Path) -> int:
 
 
 def committed_epochs(folder: Path) -> list[int]:
-    """The epochs one can go back to, oldest first, whatever is in their files.
+    """The epochs one can go back to, oldest first; does not look into their files.
 
     Spark keeps its files of an epoch for longer than we do: without ours there is no state for it.
     """
@@ -121,7 +122,7 @@ class Query(msgspec.Struct, frozen=True):
 
 
 def read_query(folder: Path) -> Query | None:
-    """Whose checkpoint Spark takes this for. Raises `LedgerDamaged`."""
+    """The query whose checkpoint this is to Spark. Raises `LedgerDamaged`."""
     return read_json(folder / "metadata", Query)
 
 
@@ -136,7 +137,7 @@ def name_query(folder: Path, clock: Clock) -> None:
 
 
 def write_offset(folder: Path, end: SourceOffset) -> None:
-    """Tell Spark where a batch ended."""
+    """Write where a batch ended, for Spark."""
     planned = {"batchWatermarkMs": 0, "batchTimestampMs": end.clock_ms, "conf": {}}
     _write_log(folder / "offsets" / str(end.epoch), ["v1", _compact(planned), end.to_text()])
 
@@ -151,7 +152,7 @@ def respell_offset(folder: Path, epoch: int) -> None:
 
 
 def write_commit(folder: Path, epoch: int, finished_ms: int) -> None:
-    """Tell Spark that a batch is done; the file is as old as the batch (`commit_ms`)."""
+    """Write that a batch is done, for Spark; the file is as old as the batch (`commit_ms`)."""
     path = folder / "commits" / str(epoch)
     _write_log(path, ["v1", _compact({"nextBatchWatermarkMs": 0})])
     os.utime(path, ns=(finished_ms * 1_000_000, finished_ms * 1_000_000))
@@ -171,7 +172,7 @@ def commit_ms(folder: Path, epoch: int, finished_ms: int) -> float | None:
 
 
 def _compact(said: Mapping[str, Any]) -> str:
-    """As Spark spells what it says itself."""
+    """As Spark spells JSON."""
     return json.dumps(said, separators=(",", ":"))
 
 
@@ -250,3 +251,71 @@ def settle(folder: Path) -> int:
         return last
     write_commit(folder, entry.epoch, entry.finished_ms)
     return entry.epoch
+
+
+# The files of single epochs, moved aside. The caller holds the lock.
+
+
+def respell(folder: Path) -> None:
+    """Spell the last offset as our source does, so that Spark does not take it for new input.
+
+    Restores of earlier versions spelled it differently. If a query was started since, Spark has
+    planned an epoch with nothing in it, which is set aside.
+    """
+    last, ahead = last_commit(folder), max(numbered(folder / "offsets"), default=-1)
+    try:
+        end = _end(folder, last)
+        if ahead == last + 1 and _end(folder, ahead) == end:
+            set_aside(folder, ahead)
+        respell_offset(folder, last)
+    except (LedgerDamaged, FileNotFoundError):
+        return  # the start names what is damaged or missing
+
+
+def _end(folder: Path, epoch: int) -> SourceOffset:
+    return read_offset(folder / "offsets" / str(epoch))
+
+
+def set_aside(folder: Path, epoch: int) -> None:
+    """Take a broken checkpoint's files out of Spark's logs and ours, into `catchwater/broken/`."""
+    ours = Ledger(folder).folder
+    logs = (folder / log / str(epoch) for log in ("commits", "offsets"))
+    spark = (each for path in logs for each in _with_checksum(path))
+    for path in (*spark, *(ours / name / f"{epoch}.json" for name in ("contracts", "epochs"))):
+        if path.exists():
+            move(path, ours / "broken" / path.parent.name)
+
+
+def move(path: Path, into: Path) -> None:
+    """Give the file another folder, durably."""
+    into.mkdir(parents=True, exist_ok=True)
+    path.replace(into / path.name)
+    sync_folder(into)
+    sync_folder(path.parent)
+
+
+def files_after(folder: Path, epoch: int) -> list[Path]:
+    """The files of what came after the epoch; commits first, so that no commit lacks an entry."""
+    spark = (log_files_after(folder / log, epoch) for log in ("commits", "offsets"))
+    ours = (Ledger(folder).folder / name for name in ("contracts", "epochs"))
+    return [
+        *chain(*spark),
+        *(at / f"{n}.json" for at in ours for n in _numbers_after(at, epoch, ".json")),
+    ]
+
+
+def log_files_after(log: Path, epoch: int) -> list[Path]:
+    """The files of one of Spark's logs beyond the epoch, newest first, with their checksums."""
+    return [path for n in _numbers_after(log, epoch) for path in _with_checksum(log / str(n))]
+
+
+def _numbers_after(folder: Path, epoch: int, suffix: str = "") -> list[int]:
+    """The files' numbers beyond the epoch, newest first."""
+    return sorted((n for n in numbered(folder, suffix) if n > epoch), reverse=True)
+
+
+def _with_checksum(path: Path) -> Iterator[Path]:
+    yield path
+    beside = path.with_name(f".{path.name}.crc")
+    if beside.exists():
+        yield beside

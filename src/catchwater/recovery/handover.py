@@ -13,9 +13,10 @@ sink, until the leader has handed over; from the epoch after on it leads. A chec
 - `restoring-savepoint.json`: the restore or rollback that is under way, and its command.
 
 Beside them, `pace.json` asks a leader to plan epochs no faster than this, for a while, that its
-shadow can catch up; it runs out by itself, so a shadow that dies slows nobody down.
+shadow can catch up; it expires, so the leader goes on at full speed if the shadow dies.
 
-A process that looks for the pipeline's checkpoint follows `handed-over.json` (`current`).
+A process that looks for the pipeline's checkpoint follows `handed-over.json` (`current`). One that
+takes a checkpoint first ends what the last one was doing (`make_ready`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,6 +29,7 @@ import msgspec
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
 from catchwater.recovery import remote
+from catchwater.recovery.checkpoint import files_after, last_commit, move, name_query, respell
 from catchwater.recovery.folder import CheckpointInUse, holder, lock, refresh
 from catchwater.recovery.ledger import (
     FOLDER,
@@ -463,6 +465,34 @@ def alone(checkpoint: Path, clock: Clock) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def stopped(checkpoint: Path, clock: Clock) -> Iterator[None]:
+    """Hold a checkpoint that still leads, and stays so; the pipeline was asked to stop.
+
+    The caller is `alone`, so a version that had asked to take over and did not is gone, and its
+    fence would only let a later start hand over to it. Raises `CheckpointInUse`, `HandedOver`.
+    """
+    with lock(checkpoint, clock):
+        forget(checkpoint)  # refused if it has handed over when it was stopped
+        finish_rewind(checkpoint)
+        yield
+
+
+# Before a start: what was cut short is ended.
+
+
+def make_ready(checkpoint: Path, clock: Clock) -> None:
+    """End what was cut short, before a start. The caller holds the lock.
+
+    Raises `HandedOver`, `RestoreUnfinished` where no driver may start here.
+    """
+    forget_dead_shadow(checkpoint)
+    finish_rewind(checkpoint)
+    respell(checkpoint)
+    if last_commit(checkpoint) >= 0:
+        name_query(checkpoint, clock)
+
+
 def forget_dead_shadow(checkpoint: Path) -> None:
     """Let a checkpoint go on whose shadow died before it was handed over to.
 
@@ -471,6 +501,17 @@ def forget_dead_shadow(checkpoint: Path) -> None:
     check(checkpoint, Event.START)
     if role_of(checkpoint) is Role.ASKED and holder(checkpoint, CHANGE) is None:
         forget(checkpoint)
+
+
+def finish_rewind(checkpoint: Path) -> None:
+    """Complete a rewind that was interrupted, if there is one. The caller holds the lock."""
+    under_way = rewind_under_way(checkpoint)
+    if under_way is None:
+        return
+    aside = Ledger(checkpoint).replayed
+    for path in files_after(checkpoint, under_way.epoch):
+        move(path, aside / path.parent.name)
+    end_rewind(checkpoint)
 
 
 def _remove(checkpoint: Path, name: str) -> None:

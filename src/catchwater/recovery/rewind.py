@@ -10,26 +10,29 @@ and sinks stay true. A checkpoint whose input the log no longer holds is refused
 the ledger have of later epochs is moved into `catchwater/withdrawn/`: another version writes them.
 
 A marker stands from the first file that is moved to the last (`handover.Work`). Every step may be
-repeated: the next process that takes the checkpoint ends a rewind, the same command a rollback.
+repeated: the next process that takes the checkpoint ends a rewind (`handover.make_ready`), the same
+command a rollback.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from itertools import chain
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
 from catchwater.objects.base import ObjectStore
 from catchwater.objects.open import open_store
-from catchwater.recovery import checkpoint, handover
+from catchwater.recovery import handover
 from catchwater.recovery.checkpoint import (
     Checkpoint,
     committed_epochs,
+    files_after,
     find,
     last_commit,
+    log_files_after,
+    move,
     read_one,
+    set_aside,
 )
 from catchwater.recovery.contract import PartitionTail, check_covered
 from catchwater.recovery.folder import home_of, lock
@@ -40,8 +43,6 @@ from catchwater.recovery.ledger import (
     LedgerDamaged,
     SourceOffset,
     numbered,
-    read_offset,
-    sync_folder,
 )
 from catchwater.recovery.savepoint.create import Progress
 from catchwater.recovery.savepoint.format import Savepoint
@@ -57,65 +58,6 @@ class NothingWhole(CatchwaterError):
     """No checkpoint is whole and covered by the log."""
 
     exit_code = 5
-
-
-# Taking a checkpoint: what was cut short is ended first.
-
-
-def make_ready(folder: Path, clock: Clock) -> None:
-    """End what was cut short, before a start. The caller holds the lock.
-
-    Raises `HandedOver`, `RestoreUnfinished` where no driver may start here.
-    """
-    handover.forget_dead_shadow(folder)
-    finish(folder)
-    respell(folder)
-    if last_commit(folder) >= 0:
-        checkpoint.name_query(folder, clock)
-
-
-@contextmanager
-def stopped(folder: Path, clock: Clock) -> Iterator[None]:
-    """Hold a checkpoint that still leads, and stays so; the pipeline was asked to stop.
-
-    The caller is `alone`, so a version that had asked to take over and did not is gone, and its
-    fence would only let a later start hand over to it. Raises `CheckpointInUse`, `HandedOver`.
-    """
-    with lock(folder, clock):
-        handover.forget(folder)  # refused if it has handed over when it was stopped
-        finish(folder)
-        yield
-
-
-def finish(folder: Path) -> None:
-    """Complete a rewind that was interrupted, if there is one. The caller holds the lock."""
-    under_way = handover.rewind_under_way(folder)
-    if under_way is None:
-        return
-    aside = Ledger(folder).replayed
-    for path in _later(folder, under_way.epoch):
-        _move(path, aside / path.parent.name)
-    handover.end_rewind(folder)
-
-
-def respell(folder: Path) -> None:
-    """Let Spark see nothing new where there is nothing new. The caller holds the lock.
-
-    Restores of earlier versions have spelled offsets otherwise than our source does. Where a query
-    was started since, Spark has taken that for input, and has planned an epoch with nothing in it.
-    """
-    last, ahead = last_commit(folder), max(numbered(folder / "offsets"), default=-1)
-    try:
-        end = _end(folder, last)
-        if ahead == last + 1 and _end(folder, ahead) == end:
-            _set_aside(folder, ahead)
-        checkpoint.respell_offset(folder, last)
-    except (LedgerDamaged, FileNotFoundError):
-        return  # what is damaged, or missing, the start will name
-
-
-def _end(folder: Path, epoch: int) -> SourceOffset:
-    return read_offset(folder / "offsets" / str(epoch))
 
 
 # To an epoch.
@@ -137,7 +79,7 @@ def rewind(folder: Path, epoch: int, tails: Mapping[tuple[str, int], PartitionTa
 def go_back(folder: Path, epoch: int) -> None:
     """Move aside what came after the epoch. The caller holds the lock and has looked at it."""
     handover.begin_rewind(folder, epoch)
-    finish(folder)
+    handover.finish_rewind(folder)
 
 
 def fall_back(folder: Path, tails: Mapping[tuple[str, int], PartitionTail]) -> Checkpoint | None:
@@ -169,7 +111,7 @@ def fall_back(folder: Path, tails: Mapping[tuple[str, int], PartitionTail]) -> C
         _take_back_plan(folder, newest)
     for epoch in committed_epochs(folder):
         if epoch < found.epoch and not _is_whole(folder, epoch):
-            _set_aside(folder, epoch)
+            set_aside(folder, epoch)
             _log.warning("Checkpoint %d is broken and can no longer be restored.", epoch)
     return found
 
@@ -189,7 +131,7 @@ def _take_back_plan(folder: Path, last: int) -> None:
         if _entry(folder, ahead) is not None:
             go_back(folder, last)
         else:
-            _set_aside(folder, ahead)
+            set_aside(folder, ahead)
 
 
 def _entry(folder: Path, epoch: int) -> EpochEntry | None:
@@ -244,7 +186,7 @@ def roll_back(
 
     `withdraw` takes back from the sinks what they have of later epochs, and says what generation
     that made necessary; `before_it_may_run` is called with it when all is there and the marker
-    still stands. The caller holds the lock, and `stopped` the checkpoint.
+    still stands. The caller holds the checkpoint (`handover.stopped`).
     """
     handover.begin_restore(folder, work)
     # State first: it is only added, and damage to the savepoint is found before a sink loses rows.
@@ -262,47 +204,5 @@ def move_aside(folder: Path, epoch: int, generation: int) -> None:
     """Take away what Spark and the ledger have of later epochs; those to replay, too."""
     aside = Ledger(folder).folder / ASIDE / str(generation)
     recorded = Ledger(folder).replayed / "offsets"
-    again = [path for n in _after(recorded, epoch) for path in _with_checksum(recorded / str(n))]
-    for path in (*_later(folder, epoch), *again):
-        _move(path, aside / path.parent.relative_to(folder))
-
-
-# Files.
-
-
-def _set_aside(folder: Path, epoch: int) -> None:
-    """Take a broken checkpoint's files out of Spark's logs and ours, into `catchwater/broken/`."""
-    ours = Ledger(folder).folder
-    logs = (folder / log / str(epoch) for log in ("commits", "offsets"))
-    spark = (each for path in logs for each in _with_checksum(path))
-    for path in (*spark, *(ours / name / f"{epoch}.json" for name in ("contracts", "epochs"))):
-        if path.exists():
-            _move(path, ours / "broken" / path.parent.name)
-
-
-def _move(path: Path, into: Path) -> None:
-    """Give the file another folder, durably."""
-    into.mkdir(parents=True, exist_ok=True)
-    path.replace(into / path.name)
-    sync_folder(into)
-    sync_folder(path.parent)
-
-
-def _later(folder: Path, epoch: int) -> list[Path]:
-    """The files of what came after the epoch; commits first, so that no commit lacks an entry."""
-    logs = [folder / "commits", folder / "offsets"]
-    spark = (_with_checksum(log / str(n)) for log in logs for n in _after(log, epoch))
-    ours = [Ledger(folder).folder / name for name in ("contracts", "epochs")]
-    return [*chain(*spark), *(at / f"{n}.json" for at in ours for n in _after(at, epoch, ".json"))]
-
-
-def _after(folder: Path, epoch: int, suffix: str = "") -> list[int]:
-    """The files' numbers beyond the epoch, newest first."""
-    return sorted((n for n in numbered(folder, suffix) if n > epoch), reverse=True)
-
-
-def _with_checksum(path: Path) -> Iterator[Path]:
-    yield path
-    beside = path.with_name(f".{path.name}.crc")
-    if beside.exists():
-        yield beside
+    for path in (*files_after(folder, epoch), *log_files_after(recorded, epoch)):
+        move(path, aside / path.parent.relative_to(folder))

@@ -8,8 +8,7 @@ import pytest
 from catchwater.clock import Clock
 from catchwater.recovery import handover
 from catchwater.recovery.folder import lock
-from catchwater.recovery.handover import AnotherChange, alone, forget_dead_shadow
-from catchwater.recovery.rewind import stopped
+from catchwater.recovery.handover import AnotherChange, alone, forget_dead_shadow, stopped
 
 
 def test_the_second_is_told_of_the_first_and_the_pipeline_may_run(tmp_path: Path) -> None:

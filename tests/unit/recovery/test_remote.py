@@ -179,7 +179,7 @@ def test_a_restore_that_was_cut_short_is_refused_on_every_machine(
         handover.begin_restore(here, work)
         raise KeyboardInterrupt
     with lock(there), pytest.raises(handover.RestoreUnfinished):
-        rewind.make_ready(there, Clock(1))
+        handover.make_ready(there, Clock(1))
 
 
 def test_a_machine_keeps_what_is_its_own(machine: Callable[[str], Path]) -> None:

@@ -52,7 +52,7 @@ def test_what_came_after_is_moved_aside_and_nothing_is_deleted(folder: Path) -> 
 def test_a_rewind_that_was_cut_short_at_any_file_is_finished_by_the_next_start(
     folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, left = rewind._move, 0
+    real, left = handover.move, 0
 
     def move(path: Path, into: Path) -> None:
         nonlocal left
@@ -65,13 +65,13 @@ def test_a_rewind_that_was_cut_short_at_any_file_is_finished_by_the_next_start(
         copy = tmp_path_factory.mktemp("copy") / "checkpoint"
         shutil.copytree(folder, copy)
         with monkeypatch.context() as patch:
-            patch.setattr(rewind, "_move", move)
+            patch.setattr(handover, "move", move)
             left = moves
             try:
                 rewind.rewind(copy, 1, TAILS)
             except KeyboardInterrupt:
                 assert handover.work_of(copy) is handover.Work.REWINDING
-        rewind.make_ready(copy, Clock(1))
+        handover.make_ready(copy, Clock(1))
         assert [each.epoch for each in checkpoint.read(copy).committed] == [0, 1]
         assert Ledger(copy).recorded_epochs() == [2, 3, 4, 5]
         assert handover.work_of(copy) is handover.Work.WHOLE
@@ -87,15 +87,15 @@ def test_offsets_that_an_earlier_restore_spelled_otherwise_are_spelled_as_the_so
     path, ahead = folder / "offsets" / "4", folder / "offsets" / "5"
     before, end = path.read_text(), Ledger(folder).start_of(5)
     assert end.to_text() not in before
-    rewind.respell(folder)
+    checkpoint.respell(folder)
     assert path.read_text().splitlines() == [*before.splitlines()[:2], end.to_text()]
     assert not path.with_name(".4.crc").exists(), "Hadoop would hold it to its checksum"
     assert ahead.exists(), "there is something in it"
     ahead.write_text(path.read_text())
-    rewind.respell(folder)
+    checkpoint.respell(folder)
     assert not ahead.exists()
     written = path.stat().st_mtime_ns
-    rewind.respell(folder)
+    checkpoint.respell(folder)
     assert path.stat().st_mtime_ns == written
 
 
@@ -107,7 +107,7 @@ def test_a_damaged_offset_is_left_for_the_start_to_name(
     path.unlink()
     if content is not None:
         path.write_bytes(content)
-    rewind.respell(folder)
+    checkpoint.respell(folder)
     assert (path.read_bytes() if content is not None else None) == content
 
 
@@ -118,7 +118,7 @@ def test_a_damaged_offset_with_nothing_planned_behind_it_is_left_for_the_start_t
     path = folder / "offsets" / "4"
     cut = path.read_bytes()[:-3]
     path.write_bytes(cut)
-    rewind.respell(folder)
+    checkpoint.respell(folder)
     assert path.read_bytes() == cut
 
 

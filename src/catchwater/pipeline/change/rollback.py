@@ -134,7 +134,7 @@ def roll_back(pipeline: OpenPipeline, way: RollbackPlan, progress: Progress | No
     with alone(checkpoint, clock):
         if running(checkpoint) is not None:
             halt(checkpoint, clock)
-        with rewind.stopped(checkpoint, clock):
+        with handover.stopped(checkpoint, clock):
             bound, ledger = identity.read(checkpoint), versions.load(checkpoint)
 
             def withdraw() -> int:

@@ -35,8 +35,7 @@ from catchwater.pipeline.run.versions import (
 from catchwater.pipeline.supervise import halt, running
 from catchwater.recovery.checkpoint import settle
 from catchwater.recovery.folder import key_part
-from catchwater.recovery.handover import alone
-from catchwater.recovery.rewind import stopped
+from catchwater.recovery.handover import alone, stopped
 from catchwater.recovery.savepoint.create import Progress, Source, create
 from catchwater.recovery.savepoint.format import Savepoint
 from catchwater.recovery.savepoint.view import View, shown

@@ -45,7 +45,6 @@ from catchwater.recovery import (
     pins,
     progress,
     remote,
-    rewind,
 )
 from catchwater.recovery.checkpoint import Checkpoint, settle
 from catchwater.recovery.contract import FunctionVersion, Terms
@@ -145,7 +144,7 @@ def look_before(config: PipelineConfig, began_s: float, clock: Clock) -> OpenPip
     """End what was cut short, look at everything, and go back where something is broken."""
     folder = config.checkpoint
     # What a process before this one began and did not finish.
-    rewind.make_ready(folder, clock)
+    handover.make_ready(folder, clock)
     # A file that the last run found broken is seen only when it is read: so that run is believed.
     try:
         before = take_report(folder)

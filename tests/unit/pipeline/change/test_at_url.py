@@ -15,10 +15,9 @@ from catchwater.pipeline.run.backfill import backfill_of
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.recovery import checkpoint
 from catchwater.recovery.folder import lock, refresh
-from catchwater.recovery.handover import RestoreUnfinished
+from catchwater.recovery.handover import RestoreUnfinished, make_ready
 from catchwater.recovery.ledger import Ledger
 from catchwater.recovery.remote import NotAtUrl, folder_of
-from catchwater.recovery.rewind import make_ready
 from catchwater.recovery.savepoint.create import Source, create
 
 from .conftest import FROM_V1, Shop

@@ -18,7 +18,7 @@ from catchwater.pipeline.change.upgrade import (
 from catchwater.pipeline.run import versions
 from catchwater.pipeline.run.identity import OtherPipeline
 from catchwater.pipeline.run.versions import StateIncompatible, VersionDiffers
-from catchwater.recovery import checkpoint, rewind
+from catchwater.recovery import checkpoint, handover, rewind
 from catchwater.recovery.checkpoint import settle
 from catchwater.recovery.folder import CheckpointInUse, held, lock
 from catchwater.recovery.ledger import Ledger
@@ -213,10 +213,10 @@ def test_a_rewind_that_was_cut_short_is_ended_before_another_version_takes_over(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(rewind, "_move", stop)
+        patched.setattr(handover, "move", stop)
         rewind.go_back(shop.checkpoint, 0)
     shop.code(2)
     assert upgrade(shop.pipeline, 2).epoch == 0
     last = checkpoint.last_commit(shop.checkpoint)
-    rewind.finish(shop.checkpoint)
+    handover.finish_rewind(shop.checkpoint)
     assert last == checkpoint.last_commit(shop.checkpoint) == 0
