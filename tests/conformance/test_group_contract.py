@@ -2,6 +2,8 @@
 
 import io
 import json
+import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -136,6 +138,8 @@ def check_reset(bootstrap: str, protocol: str) -> None:
         (0, 40, -40),
     ]
     assert "would reset 2 partitions" in dry.stderr
+    shown_only = typed("group", "reset", bootstrap, group, "--to-offset", "40")
+    assert shown_only.returncode == 0 and "--execute does it" in shown_only.stderr
     assert positions(bootstrap, group) == [0, 0]
     # By time: all is of 1970, so an hour ago is the end, and the epoch the beginning.
     for where, there in (("1h ago", RECORDS), ("1970-01-01T00:00:00Z", 0), ("latest", RECORDS)):
@@ -250,3 +254,119 @@ def retain_for(bootstrap: str, topic: str, retention_ms: int) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap})
     for done in admin.incremental_alter_configs([resource]).values():
         done.result(60)
+
+
+KAFKAS_TOOL = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
+
+
+@pytest.fixture(scope="module")
+def kafkas_tool() -> Callable[..., list[list[str]]]:
+    """Kafka's own command for groups: the words of each line that it prints."""
+    from benchmarks.kafka_jars import MavenMissing, jars
+
+    if shutil.which("java") is None:
+        pytest.skip("Java is not installed")
+    try:
+        libraries = jars("kafka")
+    except MavenMissing as missing:
+        pytest.skip(str(missing))
+
+    def run(bootstrap: str, *arguments: str) -> list[list[str]]:
+        options = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m"]
+        command = ["java", *options, "-cp", f"{libraries}/*", KAFKAS_TOOL]
+        done = subprocess.run(
+            [*command, "--bootstrap-server", bootstrap, *arguments],
+            capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return [line.replace(",", " ").split() for line in done.stdout.splitlines()]
+
+    return run
+
+
+def check_beside_kafkas_tool(bootstrap: str, tool: Callable[..., list[list[str]]]) -> None:
+    """Both tools say the same of a group, and would reset it to the same places."""
+    topic = group = "beside"
+    filled(bootstrap, topic, 0, retention_ms="-1")
+    hour_ms = 3_600_000
+    now_ms = round(time.time() * 1000)
+    with Client(bootstrap) as client:
+        for hours in (5, 3, 1):
+            batch = encode_batch([(b"", b"x", now_ms - hours * hour_ms, ())])
+            client.produce([((topic, 0), batch)])
+    commit(bootstrap, group, topic)
+    _, ours = shown_group(bootstrap, group)
+    said = {
+        int(row[2]): row[3:6]
+        for row in tool(bootstrap, "--describe", "--group", group)
+        if row[:2] == [group, topic]
+    }
+    assert said == {
+        each["partition"]: [str(each[name]) for name in ("position", "log_end", "lag")]
+        for each in ours["positions"]
+    }
+    at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime((now_ms - 4 * hour_ms) / 1000))
+    ways = [
+        (["--to-earliest"], ["--to", "earliest"]),
+        (["--to-latest"], ["--to", "latest"]),
+        (["--to-current"], ["--to", "current"]),
+        (["--to-offset", "42"], ["--to-offset", "42"]),
+        (["--to-datetime", f"{at}.000Z"], ["--to-time", f"{at}Z"]),
+        (["--by-duration", "PT2H"], ["--by-duration", "PT2H"]),
+    ]
+    for theirs, mine in ways:
+        kafkas = tool(
+            bootstrap, "--reset-offsets", "--group", group, "--topic", f"{topic}:0,1",
+            "--dry-run", "--export", *theirs,
+        )  # fmt: skip
+        answer = typed(
+            "group", "reset", bootstrap, group, "--topic", f"{topic}:0,1", *mine, "--json"
+        )
+        found = [(row["topic"], row["partition"], row["to"]) for row in json.loads(answer.stdout)]
+        wanted = sorted(
+            (row[0].strip('"'), int(row[1].strip('"')), int(row[2].strip('"')))
+            for row in kafkas
+            if row and row[0].strip('"') == topic
+        )
+        assert found == wanted, (theirs, kafkas)
+    assert positions(bootstrap, group) == [READ, RECORDS]
+
+
+@pytest.mark.slow
+def test_here_both_tools_say_the_same_of_a_group(
+    broker: BrokerProcess, kafkas_tool: Callable[..., list[list[str]]]
+) -> None:
+    check_beside_kafkas_tool(broker.bootstrap, kafkas_tool)
+
+
+@pytest.mark.slow
+def test_at_apache_kafka_both_tools_say_the_same_of_a_group(
+    apache_kafka: str, kafkas_tool: Callable[..., list[list[str]]]
+) -> None:
+    check_beside_kafkas_tool(apache_kafka, kafkas_tool)
+
+
+def test_a_group_that_has_committed_nothing_shows_what_it_reads(broker: BrokerProcess) -> None:
+    bootstrap, topic = broker.bootstrap, "uncommitted"
+    filled(bootstrap, topic, 1_000, retention_ms="-1")
+    nobody = typed("group", "describe", bootstrap, "uncommitted")
+    assert nobody.returncode == 1 and "no committed position" in nobody.stderr
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "uncommitted",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            "log_level": 0,
+        }
+    )
+    consumer.subscribe([topic])
+    try:
+        while consumer.poll(1) is None:
+            pass
+        _, described = shown_group(bootstrap, "uncommitted")
+        assert [
+            (row["position"], row["lag"], row["log_end"]) for row in described["positions"]
+        ] == [(None, None, RECORDS)] * 2
+    finally:
+        consumer.close()

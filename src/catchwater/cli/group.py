@@ -1,6 +1,8 @@
 """`catchwater group …`: consumer groups of any Kafka, where they stand and where they go on."""
 
 import re
+from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,8 +15,6 @@ from catchwater.cli.console import (
     Bootstrap,
     CommandConfig,
     DryRun,
-    Yes,
-    agreed,
     client_of,
     load_here,
     noun,
@@ -36,6 +36,7 @@ Name = Annotated[str, typer.Argument(metavar="GROUP", show_default=False)]
 
 _ASK_S = 10.0
 _AGO = re.compile(r"(.+?)\s*ago")
+_ISO = re.compile(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?")
 
 
 @app.callback()
@@ -63,34 +64,46 @@ def describe(
 ) -> None:
     """Show a group's positions, how far behind each is, and who reads it.
 
-    The lag in seconds is the age of the record that comes next, by its own timestamp.
+    The lag in seconds is the age of the record that comes next, by its own timestamp. A partition
+    that a member reads, and of which nothing was committed yet, has no position.
     """
     from catchwater.clock import SYSTEM
-    from catchwater.recovery.group import judge, observe
+    from catchwater.recovery.group import NoPositions, judge, observe
+    from catchwater.wire.client import LATEST
 
     with _client(bootstrap, command_config) as client:
         members = client.members(name)
-        seen = judge(observe(client, name), SYSTEM.now_ms())
-    readers = {key: member for member in members for key in member.partitions}
+        readers = {key: member for member in members for key in member.partitions}
+        seen = None
+        try:
+            seen = judge(observe(client, name), SYSTEM.now_ms())
+        except NoPositions:
+            if not members:
+                raise
+        state, kind = client.group_state(name) or ("Unknown", "")
+        positions = seen.positions if seen else []
+        unread = {*readers} - {(each.topic, each.partition) for each in positions}
+        ends = client.list_offsets(dict.fromkeys(unread, LATEST)) if unread else {}
+    found: dict[tuple[str, int], tuple[int | None, int, int | None, float | None]] = {
+        (each.topic, each.partition): (each.offset, each.log_end, each.lag_records, each.lag_s)
+        for each in positions
+    }
+    found |= {key: (None, end, None, None) for key, end in ends.items()}
     rows = []
-    for each in seen.positions:
-        reader = readers.get((each.topic, each.partition))
+    for key, (offset, end, lag, lag_s) in sorted(found.items()):
+        reader = readers.get(key)
         who = "" if reader is None else f"{reader.client_id}@{reader.host}"
-        rows.append(
-            (each.topic, each.partition, each.offset, each.log_end, each.lag_records,
-             None if each.lag_s is None else round(each.lag_s, 1), who)
-        )  # fmt: skip
+        rows.append((*key, offset, end, lag, None if lag_s is None else round(lag_s, 1), who))
     columns = ["topic", "partition", "position", "log_end", "lag", "lag_s", "member"]
     if as_json:
-        positions = [dict(zip(columns, row, strict=True)) for row in rows]
-        print_json({"group": name, "state": seen.state, "type": seen.protocol_type,
-                    "members": members, "positions": positions})  # fmt: skip
+        named = [dict(zip(columns, row, strict=True)) for row in rows]
+        print_json({"group": name, "state": state, "type": kind, "members": members,
+                    "positions": named})  # fmt: skip
         return
-    age = "" if not seen.lag_s else f", the oldest {seen.lag_s:.1f} s old"
-    talk(
-        f"{name}: {seen.state}, {len(members)} members, {spaced(seen.lag_records)} records "
-        f"behind{age}"
-    )
+    lag_s = seen.lag_s if seen else None
+    age = "" if not lag_s else f", the oldest {lag_s:.1f} s old"
+    behind = spaced(seen.lag_records if seen else 0)
+    talk(f"{name}: {state}, {len(members)} members, {behind} records behind{age}")
     print_table(columns, rows)
 
 
@@ -101,57 +114,119 @@ def reset(
         str | None,
         typer.Option(
             metavar="WHERE",
-            help='"earliest", "latest", an offset, a time (2026-01-31T12:00:00Z), or "2h ago".',
+            help='"earliest", "latest", "current", or any of the following.',
         ),
     ] = None,
-    to_checkpoint: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="To what a pipeline's checkpoint has read."),
+    to_offset: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="The same in every partition.")
     ] = None,
-    checkpoint: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="With --to-checkpoint: an older one than the newest."),
+    to_time: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="To the first record from 2026-01-31T12:00:00Z on."),
+    ] = None,
+    by_duration: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="To the first record of the last 2h (or PT2H)."),
+    ] = None,
+    to_checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE[#EPOCH]",
+            help="To what a pipeline has read: at its newest checkpoint, or an older one.",
+        ),
     ] = None,
     topic: Annotated[
         list[str] | None,
-        typer.Option(metavar="TOPIC", help="Only this one; repeatable. Otherwise all it has read."),
+        typer.Option(
+            metavar="TOPIC[:P,…]",
+            help="Only this one, or these partitions; repeatable. Otherwise all it has read.",
+        ),
     ] = None,
     bootstrap: Bootstrap = HERE,
     command_config: CommandConfig = None,
+    execute: Annotated[
+        bool, typer.Option("--execute", "--yes", "-y", help="Do it: otherwise it is only shown.")
+    ] = False,
     dry_run: DryRun = False,
-    yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Let a group go on from somewhere else; it must have no members.
+    """Let a group go on from somewhere else; without --execute only show where.
 
-    A time is that of the records. Exit 5 if the log does not hold the offsets any more.
+    It must have no members. A time is that of the records; where none is so young, it is the end.
+    Exit 5 if the log does not hold the offsets.
     """
-    from catchwater.recovery.group import plan_reset
+    from catchwater.recovery.group import move, plan_reset
 
-    goal = _goal(to, to_checkpoint, checkpoint)
+    goal = goal_of(to, to_offset, to_time, by_duration, to_checkpoint, datetime.now(UTC))
+    topics, only = parse_topics(topic or ())
     with _client(bootstrap, command_config) as client:
-        moves = plan_reset(client, name, goal, topic or ())
+        moves = plan_reset(client, name, goal, topics, only)
         rows = [(m.topic, m.partition, m.offset, m.to, m.again) for m in moves]
         print_rows(["topic", "partition", "position", "to", "again"], rows, as_json=as_json)
-        changed = {(m.topic, m.partition): m.to for m in moves if m.offset != m.to}
+        changed = [each for each in moves if each.offset != each.to]
         if not changed:
             talk(f"group {name} stands there already; nothing was changed")
-        elif agreed(f"reset {len(changed)} partitions of group {name}", dry_run=dry_run, yes=yes):
-            client.commit(name, changed)
+        elif dry_run or not execute:
+            talk(f"would reset {len(changed)} partitions of group {name}; --execute does it")
+        else:
+            move(client, name, changed)
             talk(f"reset {len(changed)} partitions of group {name}")
 
 
-def _goal(to: str | None, file: Path | None, checkpoint: int | None) -> "Goal":
+def goal_of(
+    to: str | None,
+    to_offset: int | None,
+    to_time: str | None,
+    by_duration: str | None,
+    to_checkpoint: str | None,
+    now: datetime,
+) -> "Goal":
+    """Where to, by the one option that says it. Raises `typer.BadParameter`, `NoContract`."""
+    from catchwater.recovery.group import Goal
+
+    said = [to, to_offset, to_time, by_duration, to_checkpoint]
+    if sum(each is not None for each in said) != 1:
+        raise typer.BadParameter(
+            "Name one place: --to earliest, --to latest, --to current, --to-offset N, "
+            "--to-time TIME, --by-duration DURATION or --to-checkpoint FILE."
+        )
+    if to_offset is not None:
+        return Goal(offset=to_offset)
+    if to_checkpoint is not None:
+        return _goal_of_checkpoint(to_checkpoint)
+    if by_duration is not None:
+        return Goal(round(now.timestamp() * 1000) - _duration_ms(by_duration))
+    if to_time is not None:
+        return Goal(_time_ms(to_time))
+    assert to is not None, "one of five is there"
+    return parse_goal(to, now)
+
+
+def _goal_of_checkpoint(named: str) -> "Goal":
     from catchwater.recovery.contract import load_contract
     from catchwater.recovery.group import Goal
 
-    if (to is None) == (file is None):
-        raise typer.BadParameter("Name where to: --to WHERE, or --to-checkpoint FILE.")
-    if file is not None:
-        inputs = load_contract(load_here(file).checkpoint, checkpoint).inputs
-        return Goal(offsets={(each.topic, each.partition): each.offset for each in inputs})
-    assert to is not None
-    return parse_goal(to, datetime.now(UTC))
+    file, sharp, epoch = named.rpartition("#")
+    if not sharp or not epoch.isdecimal():
+        file, epoch = named, ""
+    config = load_here(Path(file))
+    inputs = load_contract(config.checkpoint, int(epoch) if epoch else None).inputs
+    return Goal(offsets={(each.topic, each.partition): each.offset for each in inputs})
+
+
+def parse_topics(named: Sequence[str]) -> tuple[list[str], set[tuple[str, int]]]:
+    """Topics, and the partitions of those of which not all are meant. `typer.BadParameter`."""
+    topics, only = [], set()
+    for each in named:
+        topic, colon, partitions = each.partition(":")
+        topics.append(topic)
+        for partition in partitions.split(",") if colon else ():
+            if not partition.isdecimal():
+                raise typer.BadParameter(
+                    f"{each!r} is not TOPIC or TOPIC:P,… with numbers of partitions."
+                )
+            only.add((topic, int(partition)))
+    return topics, only
 
 
 def parse_goal(text: str, now: datetime) -> "Goal":
@@ -162,20 +237,44 @@ def parse_goal(text: str, now: datetime) -> "Goal":
     ends = {"earliest": EARLIEST, "latest": LATEST}
     if text in ends:
         return Goal(ends[text])
+    if text == "current":
+        return Goal(stays=True)
     if text.isdecimal():
         return Goal(offset=int(text))
-    try:
-        if match := _AGO.fullmatch(text):
+    if match := _AGO.fullmatch(text):
+        with suppress(ValueError):
             return Goal(round(now.timestamp() * 1000) - duration_ms(match[1]))
+    return Goal(
+        _time_ms(
+            text,
+            f'{text!r} is none of "earliest", "latest", "current", an offset, a time such as '
+            '2026-01-31T12:00:00Z, and a duration such as "2h ago".',
+        )
+    )
+
+
+def _time_ms(text: str, wrong: str | None = None) -> int:
+    try:
         at = datetime.fromisoformat(text)
     except ValueError:
         raise typer.BadParameter(
-            f'{text!r} is none of "earliest", "latest", an offset, a time such as '
-            '2026-01-31T12:00:00Z, and a duration such as "2h ago".'
+            wrong or f"{text!r} is no time such as 2026-01-31T12:00:00Z."
         ) from None
     if at.tzinfo is None:
         raise typer.BadParameter(f"{text!r} names no time zone; end it with Z for UTC.")
-    return Goal(round(at.timestamp() * 1000))
+    return round(at.timestamp() * 1000)
+
+
+def _duration_ms(text: str) -> int:
+    """`2h` as everywhere here, or `P1DT2H30M` as Kafka's own tool has it (ISO 8601)."""
+    iso = _ISO.fullmatch(text)
+    if iso and any(iso.groups()):
+        days, hours, minutes, seconds = (float(each or 0) for each in iso.groups())
+        return round(1000 * (86_400 * days + 3_600 * hours + 60 * minutes + seconds))
+    try:
+        return duration_ms(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no duration such as 2h, 7d or PT2H30M.") from None
 
 
 def _client(bootstrap: str, command_config: Path | None) -> "Client":

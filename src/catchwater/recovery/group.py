@@ -8,7 +8,7 @@ Timestamps are those of the batches at the positions, which producers may set to
 is deleted with its segment, so what is said to be left is the least.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,11 +18,18 @@ import msgspec
 from catchwater.config import CatchwaterError
 from catchwater.recovery.contract import HistoryGone, Verdict
 from catchwater.wire.batch import BatchError, read_header
-from catchwater.wire.client import EARLIEST, LATEST, Client
+from catchwater.wire.client import EARLIEST, LATEST, Client, RequestRefused
+from catchwater.wire.errors import ErrorCode
 from catchwater.wire.fields import TopicPartition
 
 _CHANGELOG = "-changelog"
 _PARTITION_BYTES, _FETCH_BYTES = 2**20, 2**26
+_BUSY = (
+    ErrorCode.UNKNOWN_MEMBER_ID,
+    ErrorCode.ILLEGAL_GENERATION,
+    ErrorCode.REBALANCE_IN_PROGRESS,
+    ErrorCode.STALE_MEMBER_EPOCH,
+)
 _HOLDS = ("reserved", "extended")
 """States of a pin that keeps the log."""
 
@@ -323,13 +330,22 @@ class Goal:
     offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
     offset: int | None = None
     """In every partition."""
+    stays: bool = False
+    """Where the group stands now."""
 
 
-def plan_reset(client: Client, group: str, goal: Goal, topics: Sequence[str] = ()) -> list[Move]:
+def plan_reset(
+    client: Client,
+    group: str,
+    goal: Goal,
+    topics: Sequence[str] = (),
+    only: Collection[TopicPartition] = (),
+) -> list[Move]:
     """The moves of a reset, of all topics in which the group has positions unless some are named.
 
-    Nothing is changed. A time after the last record is the end of the partition. Raises
-    `GroupBusy`, `NoPositions`, `NoSuchPosition`, and what the client raises.
+    Of a topic that has partitions in `only` it is those. Nothing is changed. A time after the last
+    record is the end of the partition. Raises `GroupBusy`, `NoPositions`, `NoSuchPosition`, and
+    what the client raises.
     """
     members = client.members(group)
     if members:
@@ -344,6 +360,15 @@ def plan_reset(client: Client, group: str, goal: Goal, topics: Sequence[str] = (
     keys = sorted(key for key in cluster.leaders if key[0] in wanted)
     if goal.offsets:
         keys = [key for key in keys if key in goal.offsets]
+    if goal.stays:
+        keys = [key for key in keys if key in before]
+    if absent := sorted({*only} - {*keys}):
+        raise NoPositions(
+            f"There is no partition {', '.join(f'{t}-{p}' for t, p in absent)} to reset.",
+            hint="catchwater topic describe TOPIC shows those that there are.",
+        )
+    in_part = {topic for topic, _ in only}
+    keys = [key for key in keys if key in only or key[0] not in in_part]
     missing = sorted(wanted - {topic for topic, _ in keys})
     if not wanted or missing:
         raise NoPositions(
@@ -354,7 +379,9 @@ def plan_reset(client: Client, group: str, goal: Goal, topics: Sequence[str] = (
         )
     starts = client.list_offsets(dict.fromkeys(keys, EARLIEST))
     ends = client.list_offsets(dict.fromkeys(keys, LATEST))
-    if goal.timestamp_ms is not None:
+    if goal.stays:
+        goals = {key: before[key] for key in keys}
+    elif goal.timestamp_ms is not None:
         found = client.list_offsets(dict.fromkeys(keys, goal.timestamp_ms))
         goals = {key: ends[key] if found[key] < 0 else found[key] for key in keys}
     else:
@@ -371,3 +398,16 @@ def plan_reset(client: Client, group: str, goal: Goal, topics: Sequence[str] = (
             hint="Name one that the log holds, or earliest.",
         )
     return [Move(*key, before.get(key), goals[key]) for key in keys]
+
+
+def move(client: Client, group: str, moves: Sequence[Move]) -> None:
+    """Carry out the moves. Raises `GroupBusy` where the group has got members meanwhile."""
+    try:
+        client.commit(group, {(each.topic, each.partition): each.to for each in moves})
+    except RequestRefused as refused:
+        if refused.code not in _BUSY:
+            raise
+        raise GroupBusy(
+            f"Group {group} has got members meanwhile, which go on from where they are.",
+            hint="Stop them first. catchwater group describe shows who they are.",
+        ) from refused
