@@ -38,6 +38,12 @@ def until(
         time.sleep(0.01)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _commands_leave_no_trail(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What tests type is no part of this user's audit trail."""
+    os.environ["CATCHWATER_AUDIT_DIR"] = str(tmp_path_factory.mktemp("commands") / "audit")
+
+
 class BrokerProcess:
     """One broker on loopback. Its ports are its own, through all restarts."""
 

@@ -130,7 +130,8 @@ class BrokerConfig:
     `catchwater.replay.quota.overrides` is a list as `replay_quotas` reads it.
 
     `catchwater.access.file` has users and rules; without it everybody may do everything.
-    `catchwater.insecure` lets the ports be reached from other machines without TLS.
+    `catchwater.audit.dir` is where its audit trail lies, by default in `log.dirs` if there are
+    rules; `catchwater.insecure` lets the ports be reached from other machines without TLS.
     `catchwater.control.hosts` are further names by which clients may call the control API.
     """
 
@@ -191,6 +192,8 @@ class BrokerConfig:
     catchwater_control_hosts: str = ""
     catchwater_insecure: bool = False
     catchwater_access_file: Path | None = None
+    catchwater_audit_dir: Path | None = None
+    catchwater_audit_retention_ms: int = 365 * 24 * 60 * 60 * 1000
     super_users: str = ""
     sasl_enabled_mechanisms: str = "SCRAM-SHA-512,SCRAM-SHA-256"
     ssl_keystore_location: Path | None = None
@@ -205,6 +208,13 @@ class BrokerConfig:
     def mechanisms(self) -> list[str]:
         """By which clients may log in."""
         return [each.strip() for each in self.sasl_enabled_mechanisms.split(",") if each.strip()]
+
+    @property
+    def audit_folder(self) -> Path | None:
+        """Where the audit trail lies: there is one where there are rules, or where it is named."""
+        if self.catchwater_audit_dir is None and self.catchwater_access_file is None:
+            return None
+        return self.catchwater_audit_dir or self.log_dirs / "audit"
 
     @property
     def is_shared(self) -> bool:
@@ -239,6 +249,7 @@ _LEAST = {
     "catchwater.retention.interval.ms": 1,
     "catchwater.session.timeout.ms": 100,
     "catchwater.replay.quota.bytes.per.second": -1,
+    "catchwater.audit.retention.ms": 60_000,
 }
 """The smallest value of each key; 0 if it is not listed."""
 

@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, NewTopic
 from tests.certificates import certificate
 from tests.conformance.corpus import DEADLINE_S
 from tests.conftest import until
 
+from catchwater.audit import AUDIT_TOPIC, lines_of, verify
 from catchwater.broker.access import Rule, change, with_rule, with_user, without_rules
 from catchwater.broker.gate import ResourceType
 from catchwater.replay.control import Control, logged_in
@@ -308,3 +310,41 @@ def test_no_password_stands_in_the_log(secured: Secured) -> None:
     assert not [
         password for password in USERS.values() if f" {password}" in log and password != "other"
     ]
+
+
+def test_what_is_refused_and_changed_is_in_the_trail_and_in_its_topic(secured: Secured) -> None:
+    admin = AdminClient(secured.settings("admin"))
+    for done in admin.create_topics([NewTopic("audited", 1)]).values():
+        done.result(DEADLINE_S)
+    assert produced(secured, "audited", 1, **secured.settings("bob")) == [
+        KafkaError.TOPIC_AUTHORIZATION_FAILED
+    ]
+    folder = secured.broker.data_dir / "audit"
+
+    def said() -> set[tuple[str, str, str]]:
+        lines = [msgspec.json.decode(data) for _, data in lines_of(folder)]
+        return {(each["principal"], each["action"], each["resource"]) for each in lines}
+
+    wanted = {
+        ("User:admin", "CreateTopics", "TOPIC audited"),
+        ("User:bob", "Metadata DESCRIBE", "TOPIC audited"),
+    }
+    until(lambda: wanted <= said(), said=said)
+    assert verify(lines_of(folder)).findings == []
+    assert produced(secured, AUDIT_TOPIC, 1, **secured.settings("admin")) == [
+        KafkaError.TOPIC_AUTHORIZATION_FAILED
+    ]
+    with pytest.raises(KafkaException):
+        admin.delete_topics([AUDIT_TOPIC])[AUDIT_TOPIC].result(DEADLINE_S)
+    consumer = Consumer(secured.settings("admin", **{"group.id": "auditors"}))
+    consumer.assign([TopicPartition(AUDIT_TOPIC, 0, 0)])
+    found: set[str] = set()
+    deadline = time.monotonic() + DEADLINE_S
+    while "CreateTopics" not in found and time.monotonic() < deadline:
+        found |= {
+            msgspec.json.decode(message.value())["action"]
+            for message in consumer.consume(500, 1.0)
+            if message.error() is None
+        }
+    consumer.close()
+    assert "CreateTopics" in found

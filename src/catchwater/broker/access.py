@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from catchwater.broker.gate import Gate, Operation, Resource, ResourceType
+from catchwater.broker.gate import Gate, Operation, Resource, ResourceType, is_sealed
 from catchwater.config import CatchwaterError, ConfigError
 from catchwater.wire.security.verifiers import (
     NotProved,
@@ -93,8 +93,15 @@ class Rules:
 
     def may(self, principal: str, host: str, operation: Operation, resource: Resource) -> bool:
         """Whether a rule allows it and none denies it."""
+        rule = self.decisive(principal, host, operation, resource)
+        return rule is not None and rule.permission == "ALLOW"
+
+    def decisive(
+        self, principal: str, host: str, operation: Operation, resource: Resource
+    ) -> Rule | None:
+        """The rule that decides; None: none speaks of it, so that it is denied."""
         suffices = {operation, *_IMPLIES.get(operation, ()), ALL}
-        is_allowed = False
+        allows: Rule | None = None
         for who in (principal, EVERYBODY):
             index = self._by_principal.get((who, resource.type))
             for rule in index.about(resource.name) if index else ():
@@ -102,10 +109,10 @@ class Rules:
                     continue
                 if rule.permission == "DENY":
                     if rule.operation in (operation, ALL):
-                        return False
+                        return rule
                 elif rule.operation in suffices:
-                    is_allowed = True
-        return is_allowed
+                    allows = rule
+        return allows
 
 
 @dataclass(frozen=True)
@@ -240,6 +247,15 @@ class Guard:
         """What this principal may do from this host."""
         return _ClientGate(self, principal, host)
 
+    def rule(self, principal: str, host: str, operation: Operation, resource: Resource) -> str:
+        """What decides whether this may be done, in words."""
+        if is_sealed(operation, resource):
+            return "sealed"
+        if principal in self.super_users:
+            return "super.users"
+        rule = self.access.rules.decisive(principal, host, operation, resource)
+        return "no rule" if rule is None else " ".join(rule)
+
     def check_password(self, user: str, password: str) -> None:
         """Raise `NotProved` unless it is the user's; blocks for some milliseconds."""
         access = self.access
@@ -281,8 +297,9 @@ class _ClientGate:
             self._verdicts.clear()
         if len(self._verdicts) >= MOST_VERDICTS:
             self._verdicts.clear()
-        verdict = self._principal in self._guard.super_users or self._access.rules.may(
-            self._principal, self._host, operation, resource
+        verdict = not is_sealed(operation, resource) and (
+            self._principal in self._guard.super_users
+            or self._access.rules.may(self._principal, self._host, operation, resource)
         )
         self._verdicts[asked] = verdict
         return verdict

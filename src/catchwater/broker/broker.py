@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from catchwater.broker.access import Guard
+from catchwater.broker.audit import Audit, Client
 from catchwater.broker.coordination.coordinator import Coordinator
 from catchwater.broker.coordination.held import MOVED
 from catchwater.broker.fetch_sessions import FetchSessions
@@ -68,6 +69,8 @@ class Broker:
     """What requests are let through, by the Kafka protocol and by the control API alike."""
     guard: Guard | None = None
     """Users and rules, where there are any; its gates then take the place of `gate`."""
+    audit: Audit | None = None
+    """Where refusals and what administrators do are written down, if anywhere."""
     draining: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the broker is about to stop: long polls end at once."""
     replay_quotas: ReplayQuotas = field(init=False)
@@ -148,14 +151,33 @@ class Call(msgspec.Struct, frozen=True):
     """None where everything is allowed, and nothing is asked."""
     session: Session | None = None
     """The connection's, where there are users and rules."""
+    audit: Audit | None = None
+    api_name: str = ""
+    listener: str = ""
 
     def may(self, ask: ByHandler, name: str = THE_CLUSTER.name) -> bool:
-        """Whether the gate allows what the handler's API declares it asks, for this resource."""
+        """Whether the gate allows what the handler's API declares it asks, for this resource.
+
+        If not, that is a refusal, which is audited.
+        """
+        if self.allows(ask, name):
+            return True
+        if self.audit is not None:
+            self.audit.refuse(self.client, self.api_name, ask.operation, Resource(ask.type, name))
+        return False
+
+    def allows(self, ask: ByHandler, name: str = THE_CLUSTER.name) -> bool:
+        """As `may`, where nothing is refused: what may not be seen is left out."""
         if self.gate is None:
             return True
         if ask.or_cluster and self.gate.may(self.principal, ask.operation, THE_CLUSTER):
             return True
         return self.gate.may(self.principal, ask.operation, Resource(ask.type, name))
+
+    @property
+    def client(self) -> Client:
+        """Who asks, and where, for the audit trail."""
+        return Client(self.principal, self.listener, self.client_host)
 
     def operations(self, kind: ResourceType, name: str = THE_CLUSTER.name) -> int:
         """All that the gate allows with a resource, as a set of bits (KIP-430)."""

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from catchwater.audit import AUDIT_TOPIC
 from catchwater.config import CatchwaterError
 from catchwater.wire.errors import ErrorCode
 
@@ -79,6 +80,25 @@ class AllowAll:
 
     def may(self, principal: str, operation: Operation, resource: Resource) -> bool:
         return True
+
+
+_OF_THE_TRAIL = {Operation.READ, Operation.DESCRIBE, Operation.DESCRIBE_CONFIGS}
+
+
+def is_sealed(operation: Operation, resource: Resource) -> bool:
+    """Whether nobody may do it, super users neither: change the topic of the audit trail."""
+    return (
+        resource.name == AUDIT_TOPIC
+        and resource.type is ResourceType.TOPIC
+        and operation not in _OF_THE_TRAIL
+    )
+
+
+class AllButSealed:
+    """Everybody may do everything that is not sealed: the gate of a broker with an audit trail."""
+
+    def may(self, principal: str, operation: Operation, resource: Resource) -> bool:
+        return not is_sealed(operation, resource)
 
 
 Resources = Callable[["Broker", Any], Iterable[Resource]]

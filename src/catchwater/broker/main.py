@@ -19,7 +19,9 @@ from typing import NamedTuple, cast
 import msgspec
 import uvicorn
 
+from catchwater.audit import Trail
 from catchwater.broker.access import Guard
+from catchwater.broker.audit import Audit
 from catchwater.broker.broker import Broker
 from catchwater.broker.control.app import create_app
 from catchwater.broker.control.port import ControlPort
@@ -28,6 +30,7 @@ from catchwater.broker.coordination.consumer.member import ConsumerLimits
 from catchwater.broker.coordination.coordinator import Coordinator
 from catchwater.broker.coordination.held import LogClaims
 from catchwater.broker.coordination.members import GroupLimits
+from catchwater.broker.gate import AllButSealed
 from catchwater.broker.metrics import Metrics
 from catchwater.broker.peers import Peers
 from catchwater.broker.pressure import AT_ONCE, RESERVE, fitted, printable
@@ -220,7 +223,22 @@ def _broker(config: BrokerConfig, clock: Clock, log: Log, places: Places, peers:
     if config.catchwater_access_file is not None:
         broker.guard = Guard(config.catchwater_access_file, config.super_user_names)
     broker.unreachable = peers.unreachable
+    if config.audit_folder is not None:
+        broker.audit = Audit(broker, _trail(config, clock))
+        broker.gate = AllButSealed()
     return broker
+
+
+def _trail(config: BrokerConfig, clock: Clock) -> Trail:
+    folder, name = config.audit_folder, f"broker-{config.node_id}"
+    assert folder is not None
+    try:
+        return Trail(folder, name, clock, retention_ms=config.catchwater_audit_retention_ms)
+    except OSError as error:
+        raise CatchwaterError(
+            f"The audit trail in {folder} cannot be opened: {error.strerror}.",
+            hint="Let this user write there, or name another folder: catchwater.audit.dir.",
+        ) from error
 
 
 async def _serve_log(
@@ -270,6 +288,8 @@ async def _serve_log(
             tasks.create_task(_refresh_security(broker, certificate)),
             tasks.create_task(_stop_if_replaced(log, stop)),
         ]
+        if broker.audit is not None:
+            background.append(tasks.create_task(broker.audit.run()))
         _announce(config, broker, _address(config.listeners, kafka))
         await stop.wait()
         _log.info("Stopping: answering what is in flight.")
@@ -282,6 +302,8 @@ async def _serve_log(
             task.cancel()
         control_server.should_exit = True
         await serving
+        if broker.audit is not None:
+            await broker.audit.close()
     _log.info("Stopped.")
     if log.cluster is not None and log.cluster.replaced.is_set():
         raise BrokerReplaced(

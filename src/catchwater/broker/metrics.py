@@ -135,6 +135,9 @@ class Metrics:
         self.connections_closed = self._counter(
             "connections_closed", "Connections that the broker closed on its own.", "reason"
         )
+        self.audited = self._counter(
+            "audited", "Refusals, failed logins and actions noted for the audit trail.", "kind"
+        )
         self.batches_refused = self._counter(
             "batches_refused", "Record batches not appended, by Kafka's error name.", "error"
         )

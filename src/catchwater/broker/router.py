@@ -22,8 +22,11 @@ from uuid import UUID
 
 from catchwater.broker import api as handlers
 from catchwater.broker.api import k18_api_versions
+from catchwater.broker.audit import Audit, differences, seen, shown
+from catchwater.broker.audit import looks as audit_looks
 from catchwater.broker.broker import Api, Broker, Call, Cold, Fields, Later, LaterOf
 from catchwater.broker.gate import (
+    ANONYMOUS,
     DENIED,
     THE_CLUSTER,
     AllowAll,
@@ -36,7 +39,6 @@ from catchwater.broker.gate import (
 from catchwater.broker.login import Session
 from catchwater.config import CatchwaterError
 from catchwater.objects.base import Buffer
-from catchwater.wire.errors import ErrorCode
 from catchwater.wire.frames import Frame, RequestHeader, decode_header
 from catchwater.wire.messages import (
     decode_request,
@@ -81,7 +83,15 @@ def start(broker: Broker, frame: Frame, client_host: str, session: Session | Non
     else:
         if session is not None:
             session.check(header.api_key)
-            call = Call(header, client_host, frame, session.principal, session.gate, session)
+            call = Call(
+                *(header, client_host, frame, session.principal, session.gate, session),
+                *(broker.audit, api.name, broker.config.catchwater_listener_protocol),
+            )
+        elif broker.audit is not None:
+            call = Call(
+                *(header, client_host, frame, ANONYMOUS, broker.gate, None, broker.audit),
+                *(api.name, broker.config.catchwater_listener_protocol),
+            )
         else:
             gate = None if type(broker.gate) is AllowAll else broker.gate
             call = Call(header, client_host, frame, gate=gate)
@@ -114,10 +124,29 @@ async def _answer(broker: Broker, call: Call, request: Any) -> Sequence[Buffer]:
     assert api.handle is not None
     if call.gate is None:
         fields = await api.handle(broker, call, request)
-    else:
+    elif call.audit is None:
         fields = await _answer_behind(call.gate, broker, api, call, request)
+    else:
+        fields = await _answer_audited(call.gate, call.audit, broker, api, call, request)
     encode = partial(_encode, api, call.header, call.version, fields)
     return await asyncio.to_thread(encode) if _is_large(fields) else encode()
+
+
+async def _answer_audited(
+    gate: Gate, audit: Audit, broker: Broker, api: Api, call: Call, request: Any
+) -> Any:
+    """As `_answer_behind`, and a line for everything that is another afterwards."""
+    looks = audit_looks(broker, api.key, request)
+    before = await seen(looks)
+    fields = await _answer_behind(gate, broker, api, call, request)
+    for look, was, is_ in zip(looks, before, await seen(looks), strict=True):
+        if was != is_:
+            was, is_ = differences(was, is_)
+            audit.note(
+                *("action", call.client, api.name, shown(look.resource)),
+                operation=look.operation, named=look.resource, before=was, after=is_,
+            )  # fmt: skip
+    return fields
 
 
 async def _answer_behind(gate: Gate, broker: Broker, api: Api, call: Call, request: Any) -> Any:
@@ -127,7 +156,9 @@ async def _answer_behind(gate: Gate, broker: Broker, api: Api, call: Call, reque
         if isinstance(ask, Whole):
             denied = _denied(broker, gate, call.principal, ask, request)
             if denied is not None:
-                return api.refuse(call, request, denied)
+                if call.audit is not None:
+                    call.audit.refuse(call.client, api.name, ask.operation, denied)
+                return api.refuse(call, request, DENIED[denied.type])
     eaches = [ask for ask in api.asks if isinstance(ask, Each)]
     assert len(eaches) <= 1
     if not eaches:
@@ -137,7 +168,7 @@ async def _answer_behind(gate: Gate, broker: Broker, api: Api, call: Call, reque
 
 def _denied(
     broker: Broker, gate: Gate, principal: str, ask: Whole, request: Any
-) -> ErrorCode | None:
+) -> Resource | None:
     for resource in ask.resources(broker, request):
         if not gate.may(principal, ask.operation, resource):
             other = ask.or_any_topic
@@ -145,7 +176,7 @@ def _denied(
                 gate.may(principal, other, Resource(ResourceType.TOPIC, topic.name))
                 for topic in broker.log.topics
             ):
-                return DENIED[resource.type]
+                return resource
     return None
 
 
@@ -171,6 +202,8 @@ async def _answer_each(
             None,
         )
         refusals.append(None if resource is None else ask.refused(item, DENIED[resource.type]))
+        if resource is not None and call.audit is not None:
+            call.audit.refuse(call.client, call.api_name, ask.operation, resource)
     if not any(refusals):
         return await handle(broker, call, request)
     allowed = tuple(item for item, no in zip(items, refusals, strict=True) if no is None)

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from catchwater.cli.trail import is_audited, record
 from catchwater.config import CatchwaterError, nearest
 
 NOUNS = {
@@ -35,6 +36,7 @@ NOUNS = {
     "sink": "compare what a sink holds with the outputs, and repair it",
     "drill": "rehearse failures, and hold what happens against a budget",
     "readiness": "say whether pipelines and their log are ready for production, by evidence",
+    "governance": "prove who did what, and where data lies",
     "check": "check a recorded history for anomalies",
     "config": "check configuration files",
 }
@@ -117,7 +119,23 @@ def catchwater(
 
 
 def main() -> None:
-    """The `catchwater` command; leaves with the exit codes this package's docstring names."""
+    """The `catchwater` command; leaves with the exit codes this package's docstring names.
+
+    What changes something is written into the audit trail of commands, however it ends.
+    """
+    arguments = sys.argv[1:]
+    code: object = 130  # by Ctrl-C
+    try:
+        _run()
+    except SystemExit as end:
+        code = end.code or 0
+        raise
+    finally:
+        if is_audited(arguments):
+            record(arguments, code if isinstance(code, int) else 1)
+
+
+def _run() -> None:
     try:
         app(prog_name="catchwater")
     except CatchwaterError as error:

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from catchwater.cli import trail
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -271,6 +273,7 @@ def agreed(plan: str, *, dry_run: bool, yes: bool) -> bool:
         return False
     if not yes:
         typer.confirm(f"{plan[0].upper()}{plan[1:]}?", abort=True, err=True)
+    trail.plans.append(plan)
     return True
 
 

@@ -98,7 +98,7 @@ def _plain(broker: Broker, call: Call, request: ProduceRequest) -> list[Submissi
     batches: list[Submission] = []
     for wanted in request.topics:
         topic = broker.find_topic(wanted.name, wanted.id or b"")
-        if topic is None or (call.gate is not None and not call.may(_WRITE_TOPIC, topic.name)):
+        if topic is None or (call.gate is not None and not call.allows(_WRITE_TOPIC, topic.name)):
             return None
         max_bytes = plain_topics.get(topic.id)
         if max_bytes is None:  # its settings ask for more, or nobody has looked

@@ -56,7 +56,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> MetadataReply:
     turns = _Turns(broker.clock)
     listed = placement.candidates(broker.brokers)
     near = placement.candidates(listed, placement.zone_of(call.header.client_id))
-    may = partial(call.may, _DESCRIBE)
+    may = partial(call.allows, _DESCRIBE)
     wants_all = request.topics is None or (call.version == 0 and not request.topics)
     if wants_all:
         topics = []
@@ -70,13 +70,17 @@ async def handle(broker: Broker, call: Call, request: Any) -> MetadataReply:
             await broker.log.look_up(names)
         allows = getattr(request, "allow_auto_topic_creation", True)
         makes = allows and broker.config.auto_create_topics_enable
-        may_create = partial(call.may, _CREATE) if makes else None
+        may_create = partial(call.allows, _CREATE) if makes else None
         topics = []
         for wanted in request.topics:
             answer = _NAMELESS
             if wanted.name is not None or call.version >= _BY_ID_ALONE:
                 answer = await _wanted(broker, wanted, may, may_create, near)
             topics.append(answer)
+            if answer.error is ErrorCode.TOPIC_AUTHORIZATION_FAILED and wanted.name is not None:
+                # Of the two that it takes to be shown a topic that is not there, the one it lacks.
+                if call.may(_DESCRIBE, wanted.name):
+                    call.may(_CREATE, wanted.name)
             await turns.after(1 + len(answer.partitions))
     brokers = [MetadataBroker(row.id, row.host, row.port, row.zone or None) for row in listed]
     ids = [row.id for row in near]
@@ -99,7 +103,7 @@ def _with_operations(
         ]
         reply = reply._replace(topics=topics)
     if getattr(request, "include_cluster_authorized_operations", False):
-        may = call.may(_DESCRIBE_CLUSTER)
+        may = call.allows(_DESCRIBE_CLUSTER)
         operations = call.operations(ResourceType.CLUSTER) if may else 0
         reply = reply._replace(operations=operations)
     return reply

@@ -95,7 +95,7 @@ def _all(broker: Broker, call: Call, committed: Iterable[tuple[str, int]]) -> li
     for name, found in indexes.items():
         topic = broker.find_topic(name)
         # From v10 on topics are named by id, and a deleted topic has none.
-        if call.may(_DESCRIBE_TOPIC, name) and (topic or call.version < _BY_ID_SINCE):
+        if call.allows(_DESCRIBE_TOPIC, name) and (topic or call.version < _BY_ID_SINCE):
             topics.append((name, topic.id if topic else None, found, ErrorCode.NONE))
     return topics
 

@@ -40,7 +40,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
             for group_id, listed in sorted(groups.items())
             if (not states or listed.group_state.lower() in states)
             and (not types or listed.group_type.lower() in types)
-            and call.may(_DESCRIBE, group_id)
+            and call.allows(_DESCRIBE, group_id)
         ],
     }
 

@@ -70,7 +70,7 @@ def _settings(broker: Broker, call: Call, wanted: Any, error: ErrorCode) -> dict
     """The settings the topic has or would have; null if the caller may not see them."""
     if error is not ErrorCode.NONE:
         return {"configs": []}
-    if not call.may(_DESCRIBE_CONFIGS, wanted.name):
+    if not call.allows(_DESCRIBE_CONFIGS, wanted.name):
         denied = ErrorCode.TOPIC_AUTHORIZATION_FAILED
         return {"configs": None, "topic_config_error_code": denied}
     own = {config.name: config.value for config in wanted.configs}

@@ -45,7 +45,7 @@ async def _delete(
     topic = broker.find_topic(name, topic_id.bytes if topic_id else NO_TOPIC_ID)
     known = name or (topic.name if topic else "")
     if known and not call.may(_DELETE, known):
-        if name or call.may(_DESCRIBE, known):
+        if name or call.allows(_DESCRIBE, known):
             error = ErrorCode.TOPIC_AUTHORIZATION_FAILED
             return {"name": known, "topic_id": topic_id, **error_fields(error)}
         topic = None

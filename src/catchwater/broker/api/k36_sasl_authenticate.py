@@ -22,6 +22,8 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     error, answer = ErrorCode.ILLEGAL_SASL_STATE, b""
     if call.session is not None:
         error, answer = await call.session.authenticate(bytes(request.auth_bytes))
+    if error is ErrorCode.SASL_AUTHENTICATION_FAILED and call.audit is not None:
+        call.audit.note("login", call.client, "SaslAuthenticate", "")
     return {**error_fields(error, _MESSAGES[error]), "auth_bytes": answer}
 
 

@@ -27,7 +27,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
         return error_fields(error) | {"cluster_id": "", "endpoint_type": _BROKERS}
     operations = OPERATIONS_NOT_ASKED
     if request.include_cluster_authorized_operations:
-        may = call.may(_DESCRIBE)
+        may = call.allows(_DESCRIBE)
         operations = call.operations(ResourceType.CLUSTER) if may else 0
     return error_fields(ErrorCode.NONE) | {
         "endpoint_type": endpoint_type,

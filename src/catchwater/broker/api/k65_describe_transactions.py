@@ -45,7 +45,7 @@ async def _state(broker: Broker, call: Call, transactional_id: str, row: TxnRow 
     topics: dict[str, list[int]] = {}
     for at in opened:
         topic = broker.log.topics.by_id(at.topic_id)
-        if topic is not None and call.may(_DESCRIBE_TOPIC, topic.name):
+        if topic is not None and call.allows(_DESCRIBE_TOPIC, topic.name):
             topics.setdefault(topic.name, []).append(at.partition)
     started_ms = row.started_ms if opened else _NO_TIME_MS
     return {

@@ -29,7 +29,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
             return False
         if request.producer_id_filters and row.producer_id not in request.producer_id_filters:
             return False
-        if not call.may(_DESCRIBE, row.transactional_id):
+        if not call.allows(_DESCRIBE, row.transactional_id):
             return False
         return duration_ms < 0 or (row.state == "ongoing" and now_ms - row.started_ms > duration_ms)
 

@@ -167,7 +167,7 @@ def _find(broker: Broker, name: str) -> tuple[bytes, int] | None:
 
 def _matching(broker: Broker, call: Call, pattern: str) -> frozenset[str]:
     names = broker.groups.patterns.matching(pattern, broker.log.topics)
-    return frozenset(name for name in names if call.may(_DESCRIBE, name))
+    return frozenset(name for name in names if call.allows(_DESCRIBE, name))
 
 
 API = Api(

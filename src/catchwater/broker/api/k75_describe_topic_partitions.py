@@ -36,13 +36,13 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
         return {"topics": [_error(name, ErrorCode.INVALID_REQUEST) for name in asked]}
     first = cursor.topic_name if cursor is not None else ""
 
-    may = partial(call.may, _DESCRIBE)
+    may = partial(call.allows, _DESCRIBE)
     try:
         await broker.log.look_up([name for name in asked if may(name)])
     except CatalogRetriable:
         pass  # the reply has what this broker knows; a topic made just now may be missing
     names = asked or [topic.name for topic in broker.log.topics]
-    denied = [name for name in asked if not may(name)]
+    denied = [name for name in asked if not call.may(_DESCRIBE, name)]
     page = [name for name in names if name >= first and may(name)]
     limit = max(1, min(MOST_PARTITIONS, request.response_partition_limit))
     skipped = cursor.partition_index if cursor is not None else 0

@@ -15,13 +15,14 @@ import binascii
 import socket
 from collections.abc import Awaitable, Callable
 from ipaddress import ip_address
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from catchwater.broker.audit import Client
 from catchwater.broker.broker import Broker
 from catchwater.broker.control.replies import Refusal
 from catchwater.broker.gate import (
@@ -42,6 +43,15 @@ class Caller(NamedTuple):
 
     principal: str
     gate: Gate
+    host: str = ""
+
+    def note(
+        self, broker: Broker, action: str, resource: str, before: Any = None, after: Any = None
+    ) -> None:
+        """Have what the caller has done written into the audit trail, if there is one."""
+        if broker.audit is not None:
+            client = Client(self.principal, broker.config.catchwater_control_protocol, self.host)
+            broker.audit.note("action", client, action, resource, before=before, after=after)
 
     def may(self, operation: Operation, topic: str) -> bool:
         """Whether the caller may do this with the topic, which need not exist."""
@@ -69,6 +79,9 @@ class Caller(NamedTuple):
         if not self.may_with(operation, Resource(ResourceType.TRANSACTIONAL_ID, pipeline)):
             message = f"{self.principal} may not {operation} as the pipeline {pipeline}."
             raise Refusal(403, "TRANSACTIONAL_ID_AUTHORIZATION_FAILED", message)
+
+
+_LONGEST_PATH = 1_000
 
 
 class Free:
@@ -101,13 +114,20 @@ def entry(broker: Broker, path: str, handle: Handle, asks: Asks, method: str = "
 
     async def serve(request: Request) -> Response:
         _check_host(request, names)
-        caller = await _caller(broker, request, asks)
+        host = request.client.host if request.client else ""
+        try:
+            caller = await _caller(broker, request, asks)
+        except Refusal:
+            _refused(broker, "login", ANONYMOUS, host, request)
+            raise
         try:
             if isinstance(asks, OfCluster):
                 caller.check_cluster(asks.operation)
             return await handle(request, caller)
         except (TopicDenied, ClusterDenied, Refusal) as denied:
             is_denied = not isinstance(denied, Refusal) or denied.status == 403
+            if is_denied:
+                _refused(broker, "refusal", caller.principal, host, request)
             if is_denied and broker.guard is not None and caller.principal == ANONYMOUS:
                 raise Refusal(401, "NOT_AUTHENTICATED", f"{denied} Log in to do it.") from denied
             raise
@@ -115,12 +135,18 @@ def entry(broker: Broker, path: str, handle: Handle, asks: Asks, method: str = "
     return Route(path, serve, methods=[method])
 
 
+def _refused(broker: Broker, kind: str, principal: str, host: str, request: Request) -> None:
+    if broker.audit is not None:
+        client = Client(principal, broker.config.catchwater_control_protocol, host)
+        broker.audit.note(kind, client, request.method, request.url.path[:_LONGEST_PATH])
+
+
 async def _caller(broker: Broker, request: Request, asks: Asks) -> Caller:
     shown = request.headers.get("authorization")
     host = request.client.host if request.client else ""
     guard = broker.guard
     if guard is None or shown is None or isinstance(asks, ByUrl):
-        return Caller(ANONYMOUS, broker.gate_of(ANONYMOUS, host))
+        return Caller(ANONYMOUS, broker.gate_of(ANONYMOUS, host), host)
     kind, _, token = shown.partition(" ")
     try:
         user, colon, password = base64.b64decode(token, validate=True).decode().partition(":")
@@ -131,7 +157,7 @@ async def _caller(broker: Broker, request: Request, asks: Asks) -> Caller:
         message = "User name or password is wrong."
         raise Refusal(401, "NOT_AUTHENTICATED", message) from error
     principal = f"User:{user}"
-    return Caller(principal, broker.gate_of(principal, host))
+    return Caller(principal, broker.gate_of(principal, host), host)
 
 
 def _names(broker: Broker) -> frozenset[str]:

@@ -51,15 +51,17 @@ class Pins:
             entry(self._broker, one, self.release_pin, reads, "DELETE"),
         ]
 
-    async def _check(self, caller: Caller, pin_id: str) -> None:
-        """Raise `Refusal` if there is such a pin and the caller may not READ all its topics.
+    async def _check(self, caller: Caller, pin_id: str) -> Pin | None:
+        """The pin of this id, if there is one.
 
-        The error does not name the topics, which the caller may not know.
+        Raises `Refusal` if there is and the caller may not READ all its topics, without their
+        names, which the caller may not know.
         """
-        for pin in await self._log.pins():
-            if pin.id == pin_id and not _may(caller, Operation.READ, pin):
-                message = f"{caller.principal} may not READ all topics of the pin {pin_id}."
-                raise Refusal(403, "TOPIC_AUTHORIZATION_FAILED", message)
+        pin = next((each for each in await self._log.pins() if each.id == pin_id), None)
+        if pin is not None and not _may(caller, Operation.READ, pin):
+            message = f"{caller.principal} may not READ all topics of the pin {pin_id}."
+            raise Refusal(403, "TOPIC_AUTHORIZATION_FAILED", message)
+        return pin
 
     async def pins(self, request: Request, caller: Caller) -> Response:
         pins = [
@@ -72,7 +74,7 @@ class Pins:
         _check_name("id", request.path_params["id"])
         _check_name("owner", body.owner)
         positions = {(p.topic, p.partition): p.offset for p in body.positions}
-        await self._check(caller, request.path_params["id"])
+        before = await self._check(caller, request.path_params["id"])
         for topic, _ in positions:
             caller.check(Operation.READ, topic)
         now_ms = self._broker.clock.now_ms()
@@ -85,6 +87,7 @@ class Pins:
             body.max_bytes,
         )
         await self._log.set_pin(pin)
+        caller.note(*(self._broker, "PUT pin", f"PIN {pin.id}", before and _pin(before), _pin(pin)))
         return json_reply(_pin(pin))
 
     async def renew_pin(self, request: Request, caller: Caller) -> Response:
@@ -98,9 +101,13 @@ class Pins:
         return json_reply(_pin(pin))
 
     async def release_pin(self, request: Request, caller: Caller) -> Response:
-        await self._check(caller, request.path_params["id"])
+        before = await self._check(caller, request.path_params["id"])
         if not await self._log.release_pin(request.path_params["id"]):
             raise Refusal(404, "UNKNOWN_PIN", f"There is no pin {request.path_params['id']}.")
+        caller.note(
+            *(self._broker, "DELETE pin", f"PIN {request.path_params['id']}"),
+            *(before and _pin(before), None),
+        )
         return json_reply({"released": request.path_params["id"]})
 
 

@@ -41,6 +41,7 @@ MOST_PLACES = 20_000
 """Of an answer: some 8 MB."""
 GRANT_S = 900
 _READS_AT_ONCE = 4
+_LONGEST_NAME = 250
 _KEY = os.urandom(32)
 """Signs this process's own URLs."""
 
@@ -95,6 +96,7 @@ class Plans:
             planned, more = committed.ranges, _committed(committed)
         else:
             planned, more = await planner.plan(topic.name, ranges, MOST_PLACES), {}
+        caller.note(self._broker, "POST plan", f"TOPIC {topic.name}", None, _asked(body))
         is_here = await asyncio.to_thread(_is_here, request)
         states = {p: self._log.state((topic.id, p)) for p in range(topic.partitions)}
         return await asyncio.to_thread(
@@ -126,6 +128,19 @@ class Plans:
         self._broker.metrics.replay_granted_bytes.inc(grant.size_bytes)
         self._broker.metrics.replay_throttled_seconds.inc(grant.throttle_ms / 1000)
         return json_reply({"bytes": grant.size_bytes, "throttle_ms": grant.throttle_ms})
+
+
+def _asked(body: _PlanBody) -> dict[str, Any]:
+    """What a plan is for, as the audit trail has it."""
+    ends: dict[int, tuple[int, int]] = {}
+    for each in body.ranges:
+        start, end = ends.get(each.partition, (each.start, each.end))
+        ends[each.partition] = min(start, each.start), max(end, each.end)
+    return {
+        "isolation": body.isolation,
+        "client_id": body.client_id[:_LONGEST_NAME],
+        "offsets": {str(partition): list(both) for partition, both in ends.items()},
+    }
 
 
 class Bytes:
