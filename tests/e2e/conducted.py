@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from catchwater.drill.catalogue import DRILLS
-from catchwater.drill.conduct import Wanted, conduct, ours
+from catchwater.drill.conduct import Wanted, conduct, ours, ours_in_zones
 from catchwater.drill.platforms import OwnLog
 from catchwater.drill.result import Budget, Result
 from catchwater.drill.scene import Scene, Shape
@@ -26,8 +26,9 @@ def run(
     """Conduct a drill on a log of ours; nothing of it is left."""
     said: list[str] = []
     drill = DRILLS[name]
+    make = ours_in_zones if drill.needs_zones else ours
     wanted = Wanted(
-        ours, Shape(rate=300.0, state_bytes=200_000), said.append, worsen,
+        make, Shape(rate=300.0, state_bytes=200_000), said.append, worsen,
         journals=folder / "journals", logs=folder / "logs",
     )  # fmt: skip
     result = conduct(drill, budget or drill.budget, wanted)

@@ -6,6 +6,7 @@ What a drill has started itself it may break. Anything else is only spoken of, u
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from shutil import copy
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,15 +24,12 @@ from catchwater.cli.console import (
 from catchwater.config import CatchwaterError, nearest
 
 if TYPE_CHECKING:
-    from contextlib import ExitStack
-
-    from catchwater.clock import Clock
     from catchwater.drill.catalogue import Drill
-    from catchwater.drill.platforms import Platform
+    from catchwater.drill.conduct import Make
+    from catchwater.drill.plain_spark import SparkPlace
+    from catchwater.drill.readiness import PipelineEvidence, PlatformEvidence
     from catchwater.drill.result import Result
     from catchwater.drill.scene import Shape
-
-    Make = Callable[[Path, ExitStack, Clock, dict[str, str]], Platform]
 
 app = noun()
 
@@ -55,12 +53,43 @@ KafkaJars = Annotated[
         help="The folder libs of Apache Kafka's distribution.",
     ),
 ]
+Brokers = Annotated[
+    int,
+    typer.Option(
+        "--brokers",
+        metavar="1|3",
+        help="How many are started, each in a zone of its own; zone-loss always has three.",
+    ),
+]
+SparkPython = Annotated[
+    Path | None,
+    typer.Option(
+        "--spark-python",
+        metavar="PYTHON",
+        help="Drill a plain Spark job in place of a pipeline: a Python with pyspark and pandas.",
+    ),
+]
+SparkJars = Annotated[
+    Path | None,
+    typer.Option("--spark-jars", metavar="DIR", help="Spark's Kafka connector, for that job."),
+]
 BudgetFile = Annotated[
     Path | None, typer.Option("--budget", metavar="FILE", help="TOML; otherwise the defaults.")
 ]
 Results = Annotated[
     Path,
     typer.Option("--results", metavar="DIR", help="Where results are kept for the report."),
+]
+ReportFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--report",
+        metavar="FILE.html",
+        help="Write the readiness report of the drilled pipeline, asked before all is undone.",
+    ),
+]
+Open = Annotated[
+    bool, typer.Option("--open", help="Show that report in a browser; by default RESULTS/….html.")
 ]
 Rate = Annotated[float, typer.Option(min=1, help="Records a second, through fault and restore.")]
 State = Annotated[
@@ -109,6 +138,9 @@ def run(
     name: Annotated[str, typer.Argument(show_default=False, help="One of `drill list`.")],
     on: On = OURS,
     kafka_jars: KafkaJars = None,
+    brokers: Brokers = 1,
+    spark_python: SparkPython = None,
+    spark_jars: SparkJars = None,
     budget: BudgetFile = None,
     results: Results = RESULTS,
     rate: Rate = 1_000.0,
@@ -118,6 +150,8 @@ def run(
     late: Late = 0.001,
     allow: Allow = None,
     yes_really: YesReally = None,
+    report: ReportFile = None,
+    open_: Open = False,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
@@ -132,10 +166,16 @@ def run(
         hint = f"The nearest is {nearest(name, DRILLS)}; catchwater drill list shows all."
         raise NoSuchDrill(f"There is no drill {name!r}.", hint=hint)
     shape = _shape(rate, state, cards, skew, late)
-    platform = _platform(on, kafka_jars, allow or [], yes_really, dry_run=dry_run)
-    found = _run([DRILLS[name]], platform, budget, results, shape)
+    platform = _platform(on, kafka_jars, brokers, allow or [], yes_really, dry_run=dry_run)
+    spark = _spark(spark_python, spark_jars)
+    if spark and DRILLS[name].needs_spark and not DRILLS[name].any_job:
+        raise NoSuchDrill(f"A plain Spark job cannot be put through {name}: it has nothing of it.")
+    asked = Asked(results / "evidence") if report or open_ else None
+    found = _run([DRILLS[name]], platform, budget, results, shape, spark, asked)
     for each in found:
         typer.echo(as_json_line(each)) if as_json else _print(each)
+    if asked is not None and found:
+        _report(asked, results, report or results / "readiness.html", show=open_)
     _leave(found)
 
 
@@ -143,6 +183,9 @@ def run(
 def all_(
     on: On = OURS,
     kafka_jars: KafkaJars = None,
+    brokers: Brokers = 1,
+    spark_python: SparkPython = None,
+    spark_jars: SparkJars = None,
     budget: BudgetFile = None,
     results: Results = RESULTS,
     rate: Rate = 1_000.0,
@@ -162,9 +205,12 @@ def all_(
     from catchwater.drill.catalogue import DRILLS
 
     shape = _shape(rate, state, cards, skew, late)
-    platform = _platform(on, kafka_jars, allow or [], yes_really, dry_run=dry_run)
-    fitting = [each for each in DRILLS.values() if on == OURS or not each.needs_ours]
-    found = _run(fitting, platform, budget, results, shape)
+    platform = _platform(on, kafka_jars, brokers, allow or [], yes_really, dry_run=dry_run)
+    spark = _spark(spark_python, spark_jars)
+    fitting = [
+        each for each in DRILLS.values() if _fits(each, on, brokers, plain=spark is not None)
+    ]
+    found = _run(fitting, platform, budget, results, shape, spark)
     if as_json:
         typer.echo(as_json_line({"drills": [_summary(each) for each in found]}))
     else:
@@ -187,10 +233,12 @@ def undo() -> None:
 
 def _run(
     drills: "Sequence[Drill]",
-    make: "Make | None",
+    make: "Callable[[Drill], Make] | None",
     budget: Path | None,
     results: Path,
     shape: "Shape",
+    spark: "SparkPlace | None" = None,
+    asked: "Asked | None" = None,
 ) -> "list[Result]":
     from catchwater.drill.catalogue import DRILLS
     from catchwater.drill.conduct import Wanted, conduct
@@ -207,14 +255,57 @@ def _run(
         if make is None:
             talk("  dry run: nothing was done")
             continue
-        if each.needs_spark:
+        if each.needs_spark and spark is None:
             _check_spark()
-        wanted = Wanted(make, shape, lambda what: talk(f"  {what}"), logs=results)
+        wanted = Wanted(
+            make(each), shape, lambda what: talk(f"  {what}"), logs=results, spark=spark,
+            ask=asked.ask if asked else lambda file: None,
+        )  # fmt: skip
         result = conduct(each, budgets.get(each.name, each.budget), wanted)
         path = write_result(results, result)
         talk(f"  {result.verdict} in {result.seconds:.0f} s: {path}")
         found.append(result)
     return found
+
+
+class Asked:
+    """What the drilled pipeline and its log said before they were undone."""
+
+    def __init__(self, kept: Path) -> None:
+        self._kept = kept
+        self.found: list[tuple[PipelineEvidence, PlatformEvidence]] = []
+
+    def ask(self, file: Path) -> None:
+        """Of a pipeline's file. What the report links to is kept: the drill's folder is not."""
+        from msgspec.structs import replace
+
+        from catchwater.cli.readiness import asked_of
+
+        talk("  asking for the report")
+        pipeline, platform = asked_of(file)
+        kept = self._kept.absolute()
+        kept.mkdir(parents=True, exist_ok=True)
+        there = {"file": str(kept / file.name)}
+        copy(file, kept)
+        if pipeline.contract is not None:
+            there["contract"] = str(kept / "contract.json")
+            copy(pipeline.contract, there["contract"])
+        self.found.append((replace(pipeline, **there), platform))
+
+
+def _report(asked: Asked, results: Path, out: Path, *, show: bool) -> None:
+    """The report of it, with every result there is, and shown where there is a browser."""
+    import webbrowser
+
+    from catchwater.cli.readiness import report_on
+    from catchwater.drill.page import page
+
+    report = report_on(asked.found, results)
+    out.write_text(page(report), encoding="utf-8")
+    shown = show and webbrowser.open(out.absolute().as_uri())
+    talk(
+        f"{report.overall}: {out}" + ("" if shown or not show else ", which no browser here shows")
+    )
 
 
 def _check_spark() -> None:
@@ -224,33 +315,62 @@ def _check_spark() -> None:
     session.find_java()
 
 
+def _spark(python: Path | None, jars: Path | None) -> "SparkPlace | None":
+    """Where a plain Spark job runs; None: a pipeline of ours is drilled."""
+    from catchwater.drill.plain_spark import find_spark
+
+    return find_spark(python, jars) if python or jars else None
+
+
+def _fits(drill: "Drill", on: str, brokers: int, *, plain: bool) -> bool:
+    """Whether a platform, and the job on it, can be put through it."""
+    if plain and drill.needs_spark and not drill.any_job:
+        return False
+    if drill.needs_ours and on != OURS:
+        return False
+    if drill.needs_one_broker and brokers > 1:
+        return False
+    if drill.needs_zones and on == OURS:
+        from catchwater.drill.zones import has_postgres
+
+        if not has_postgres():
+            talk(f"{drill.name} is left out: no PostgreSQL for the catalog of three brokers here")
+            return False
+    return True
+
+
 def _platform(
     on: str,
     kafka_jars: Path | None,
+    brokers: int,
     allowed: list[str],
     really: str | None,
     *,
     dry_run: bool,
-) -> "Make | None":
-    """What makes the platform; None: only say what would be done."""
-    from catchwater.drill.conduct import apache_kafka, ours
-    from catchwater.drill.platforms import BadPlatform, permitted, read_platform
+) -> "Callable[[Drill], Make] | None":
+    """What makes a drill's platform; None: only say what would be done."""
+    from catchwater.drill.conduct import apache_kafka, ours, ours_in_zones
+    from catchwater.drill.platforms import ZONES, BadPlatform, permitted, read_platform
 
+    if brokers not in (1, len(ZONES)):
+        raise typer.BadParameter("a drill starts 1 broker or 3", param_hint="--brokers")
     if on == OURS:
-        return None if dry_run else ours
+        own = (ours_in_zones if brokers > 1 else ours), ours_in_zones
+        return None if dry_run else lambda drill: own[drill.needs_zones]
     if on == KAFKA:
         if kafka_jars is None:
             raise BadPlatform(
                 "Where is Apache Kafka?",
                 hint="Name the folder libs of its distribution with --kafka-jars.",
             )
-        return None if dry_run else apache_kafka(kafka_jars)
+        kafka = apache_kafka(kafka_jars, brokers), apache_kafka(kafka_jars, len(ZONES))
+        return None if dry_run else lambda drill: kafka[drill.needs_zones]
     platform = read_platform(Path(on))
     named = [*allowed, *os.environ.get("CATCHWATER_DRILL_ALLOW", "").split(",")]
     for what, command in platform.commands.items():
         talk(f"{platform.name}: to {what} it, {' '.join(command)}")
     if permitted(platform, named, really, dry_run=dry_run):
-        return lambda folder, children, clock, marks: platform
+        return lambda drill: lambda folder, children, clock, marks: platform
     if not dry_run:
         talk(f"{platform.name} was not started by the drill: --allow {platform.name} breaks it")
     return None
@@ -277,6 +397,7 @@ def _summary(result: "Result") -> dict[str, object]:
         "name": result.drill,
         "verdict": result.verdict,
         "platform": result.platform,
+        "job": result.job,
         "restore_s": result.restore_s,
         "estimate_s": result.estimate_s,
         "manual_steps": len(result.manual_steps),

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
         PipelineEvidence,
         PlatformEvidence,
         Report,
-        Restored,
     )
     from catchwater.pipeline.opened import OpenPipeline
     from catchwater.recovery.contract import Contract
@@ -109,14 +108,20 @@ def _print(report: "Report") -> None:
 
 
 def _report(files: Iterable[Path], drills: Path) -> "Report":
+    return report_on([asked_of(file) for file in files], drills)
+
+
+def report_on(
+    asked: "Iterable[tuple[PipelineEvidence, PlatformEvidence]]", drills: Path
+) -> "Report":
+    """By what pipelines and their logs have said, and by the results of drills."""
     from catchwater.clock import SYSTEM
     from catchwater.drill.readiness import DrillEvidence, Evidence, report_of
     from catchwater.drill.result import load_results
 
     results, damaged = load_results(drills)
     pipelines, platforms = [], {}
-    for file in files:
-        pipeline, platform = _asked(file)
+    for pipeline, platform in asked:
         pipelines.append(pipeline)
         platforms[platform.name] = platform
     evidence = Evidence(
@@ -129,9 +134,9 @@ def _report(files: Iterable[Path], drills: Path) -> "Report":
     return report_of(evidence)
 
 
-def _asked(file: Path) -> "tuple[PipelineEvidence, PlatformEvidence]":
+def asked_of(file: Path) -> "tuple[PipelineEvidence, PlatformEvidence]":
     """What one pipeline's file, its checkpoint, its log and its sinks say."""
-    from catchwater.drill.readiness import PipelineEvidence
+    from catchwater.drill.readiness import PipelineEvidence, Restored
     from catchwater.pipeline.opened import OpenPipeline
     from catchwater.recovery.estimate import load_samples
 
@@ -166,7 +171,7 @@ def _asked(file: Path) -> "tuple[PipelineEvidence, PlatformEvidence]":
         split_keys=_tried(lambda: _split_keys(pipeline, topics)),
         free_share=_free_share([config.checkpoint, config.local or config.folder]),
         metrics=config.metrics is not None,
-        restores=[_restored(sample.seconds, name) for sample in samples],
+        restores=[Restored(each.whole_s, each.estimated_s, name) for each in samples],
     )
     return evidence, _platform(pipeline)
 
@@ -184,12 +189,6 @@ def _tried(ask: Callable[[], T]) -> T | None:
 def _say_once(message: str) -> None:
     """Of a broker that is away every question says the same."""
     talk(message)
-
-
-def _restored(seconds: float, name: str) -> "Restored":
-    from catchwater.drill.readiness import Restored
-
-    return Restored(seconds, None, name)
 
 
 def _budget_s(declared_ms: int | None, contract: "Contract | None") -> float | None:

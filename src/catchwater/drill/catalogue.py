@@ -22,6 +22,12 @@ class Drill:
     needs_spark: bool = False
     needs_ours: bool = False
     """It breaks what another Kafka does not have, or not where a drill could reach it."""
+    needs_one_broker: bool = False
+    """It breaks what a lone broker of ours keeps in its folder."""
+    any_job: bool = False
+    """A plain Spark job can be put through it, too."""
+    needs_zones: bool = False
+    """It takes several brokers, each in a zone of its own."""
 
 
 _PIPELINE_ALONE = "One pipeline, started by the drill. The log and all that others run on it go on."
@@ -36,6 +42,7 @@ _ALL = (
         run=of_pipeline.kill_task,
         takes="1 min",
         needs_spark=True,
+        any_job=True,
     ),
     Drill(
         name="kill-driver",
@@ -45,6 +52,7 @@ _ALL = (
         run=of_pipeline.kill_driver,
         takes="1 min",
         needs_spark=True,
+        any_job=True,
     ),
     Drill(
         name="lose-machine",
@@ -55,6 +63,7 @@ _ALL = (
         takes="1 min",
         budget=Budget(manual_steps=1),
         needs_spark=True,
+        any_job=True,
     ),
     Drill(
         name="replace-broker",
@@ -65,6 +74,34 @@ _ALL = (
         takes="10 s",
     ),
     Drill(
+        name="replace-broker-at-rest",
+        hypothesis="A broker that dies while nobody writes has on its return all that it "
+        "acknowledged, once and in order.",
+        blast_radius=_ONE_LOG,
+        run=of_log.replace_broker_at_rest,
+        takes="10 s",
+    ),
+    Drill(
+        name="replace-broker-in-restore",
+        hypothesis="A broker that dies while a pipeline replays from an older checkpoint delays "
+        "the restore, and nothing else.",
+        blast_radius=_ONE_LOG + " One pipeline, started by the drill.",
+        run=of_pipeline.replace_broker_in_restore,
+        takes="1 min",
+        budget=Budget(manual_steps=3),
+        needs_spark=True,
+        any_job=True,
+    ),
+    Drill(
+        name="zone-loss",
+        hypothesis="When all brokers of a zone die, the others go on acknowledging, and have all "
+        "that was acknowledged before while that zone is away.",
+        blast_radius="A third of the brokers, and whoever is connected to them, for some seconds.",
+        run=of_log.zone_loss,
+        takes="30 s",
+        needs_zones=True,
+    ),
+    Drill(
         name="older-checkpoint",
         hypothesis="The pipeline goes back to its oldest retained checkpoint, replays what the log "
         "kept for it, and its sink is what it was.",
@@ -73,6 +110,7 @@ _ALL = (
         takes="1 min",
         budget=Budget(manual_steps=3),
         needs_spark=True,
+        any_job=True,
     ),
     Drill(
         name="backfill-live",
@@ -91,6 +129,7 @@ _ALL = (
         run=of_log.object_store_outage,
         takes="15 s",
         needs_ours=True,
+        needs_one_broker=True,
     ),
     Drill(
         name="catalog-restart",
@@ -100,6 +139,7 @@ _ALL = (
         run=of_log.catalog_restart,
         takes="15 s",
         needs_ours=True,
+        needs_one_broker=True,
     ),
     Drill(
         name="redeploy-at-peak",
@@ -109,6 +149,7 @@ _ALL = (
         run=of_pipeline.redeploy_at_peak,
         takes="1 min",
         needs_spark=True,
+        any_job=True,
     ),
     Drill(
         name="rollback-version",

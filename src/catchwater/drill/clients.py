@@ -49,8 +49,12 @@ class Clients:
         self._lock = Lock()
         self._lines: list[Line] = []
         self._over = Event()
+        self._resting, self._idle = Event(), Event()
         self._errors: list[CatchwaterError] = []
         self.rounds: list[Acknowledged] = []
+        self.rests: list[tuple[float, float]] = []
+        """From when until when nobody wrote, because nobody wanted to."""
+        self._rest_s = 0.0
         self._threads = [
             Thread(target=self._guarded, args=(work,), daemon=True)
             for work in (self._write, self._read)
@@ -65,6 +69,19 @@ class Clients:
         """Both go on until `end`."""
         for thread in self._threads:
             thread.start()
+
+    def rest(self) -> None:
+        """Write nothing from now on; returns when the last record is acknowledged."""
+        self._rest_s = self._clock.monotonic_s()
+        self._resting.set()
+        while not self._idle.wait(_PAUSE_S) and self._threads[0].is_alive():
+            pass
+
+    def go_on(self) -> None:
+        """Write again."""
+        self.rests.append((self._rest_s, self._clock.monotonic_s()))
+        self._idle.clear()
+        self._resting.clear()
 
     def end(self) -> None:
         """Stop both. Raises what befell one of them."""
@@ -108,6 +125,9 @@ class Clients:
             producer_id, epoch = client.init_producer_id()
             sequence = 0
             while not self._over.wait(_PAUSE_S):
+                if self._resting.is_set():
+                    self._idle.set()
+                    continue
                 values = [[next(numbers) for _ in range(_ROUND)] for _ in range(self._partitions)]
                 batches = []
                 for partition, sent in enumerate(values):

@@ -24,16 +24,21 @@ from catchwater.drill.journal import (
     Processes,
     folder_of_drills,
 )
+from catchwater.drill.plain_spark import SparkPlace
 from catchwater.drill.platforms import ApacheKafka, OwnLog, Platform
 from catchwater.drill.result import Budget, Finding, Result, verdict_of
 from catchwater.drill.scene import Scene, Shape
+from catchwater.drill.zones import OwnBrokers
+
+Make = Callable[[Path, ExitStack, Clock, dict[str, str]], Platform]
+"""Folder, children, clock, and the environment of all that it starts."""
 
 
 @dataclass(frozen=True)
 class Wanted:
     """How a drill is to be run."""
 
-    make: "Callable[[Path, ExitStack, Clock, dict[str, str]], Platform]"
+    make: Make
     shape: Shape = Shape()  # noqa: RUF009  (frozen)
     tell: Callable[[str], None] = lambda what: None
     worsen: Callable[[Scene], None] | None = None
@@ -41,6 +46,11 @@ class Wanted:
     journals: Path = field(default_factory=folder_of_drills)
     logs: Path | None = None
     """Where the children's logs are kept of a drill that did not pass."""
+    ask: Callable[[Path], None] = lambda file: None
+    """Called with the file of the pipeline that was drilled, while its log and its checkpoint are
+    still there."""
+    spark: SparkPlace | None = None
+    """Drill a plain Spark job there, and no pipeline of ours."""
 
 
 def ours(folder: Path, children: ExitStack, clock: Clock, marks: dict[str, str]) -> Platform:
@@ -48,11 +58,18 @@ def ours(folder: Path, children: ExitStack, clock: Clock, marks: dict[str, str])
     return OwnLog(folder, children, clock, marks=marks)
 
 
-def apache_kafka(jars: Path) -> "Callable[[Path, ExitStack, Clock, dict[str, str]], Platform]":
-    """One node of Apache Kafka from these archives."""
+def ours_in_zones(
+    folder: Path, children: ExitStack, clock: Clock, marks: dict[str, str]
+) -> Platform:
+    """Three brokers of ours over one catalog."""
+    return OwnBrokers(folder, children, clock, marks=marks)
+
+
+def apache_kafka(jars: Path, nodes: int = 1) -> Make:
+    """Nodes of Apache Kafka from these archives."""
 
     def make(folder: Path, children: ExitStack, clock: Clock, marks: dict[str, str]) -> Platform:
-        return ApacheKafka(folder, children, jars, clock, marks=marks)
+        return ApacheKafka(folder, children, jars, clock, nodes=nodes, marks=marks)
 
     return make
 
@@ -67,7 +84,7 @@ def conduct(drill: Drill, budget: Budget, wanted: Wanted, clock: Clock = SYSTEM)
         journal.note(Processes(run))
         scene = Scene(
             wanted.make(folder, children, clock, {MARK: run}), folder, journal,
-            children, clock, wanted.shape, budget, wanted.tell,
+            children, clock, wanted.shape, budget, wanted.tell, spark=wanted.spark,
         )  # fmt: skip
         if wanted.worsen is not None:
             scene.worsen = wanted.worsen
@@ -76,11 +93,14 @@ def conduct(drill: Drill, budget: Budget, wanted: Wanted, clock: Clock = SYSTEM)
         except CatchwaterError as error:
             _note_failure(scene, error)
         scene.settle()
+        if scene.pipeline_file is not None and scene.pipeline_file.exists():
+            wanted.ask(scene.pipeline_file)
         if wanted.logs is not None and verdict_of(scene.findings) != "pass":
             _keep_logs(folder, wanted.logs / f"{run}-logs")
     return Result(
         drill=drill.name,
         platform=scene.platform.name,
+        job="spark" if wanted.spark and drill.needs_spark else "catchwater",
         verdict=verdict_of(scene.findings),
         findings=scene.findings,
         hypothesis=drill.hypothesis,
@@ -102,9 +122,9 @@ def _versions() -> dict[str, str]:
 
 
 def _keep_logs(folder: Path, kept: Path) -> None:
-    for path in folder.glob("*.log"):
+    for path in [*folder.glob("*.log"), *folder.glob("broker-*/broker.log")]:
         kept.mkdir(parents=True, exist_ok=True)
-        copyfile(path, kept / path.name)
+        copyfile(path, kept / "-".join(path.relative_to(folder).parts))
 
 
 def _note_failure(scene: Scene, error: CatchwaterError) -> None:

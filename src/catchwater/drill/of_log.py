@@ -9,7 +9,7 @@ from itertools import pairwise
 from catchwater.config import CatchwaterError
 from catchwater.drill.clients import Acknowledged, Clients
 from catchwater.drill.journal import Move
-from catchwater.drill.platforms import OwnLog
+from catchwater.drill.platforms import OwnLog, brokers_of
 from catchwater.drill.processes import Child
 from catchwater.drill.result import Finding, Workload, at_most
 from catchwater.drill.scene import Scene
@@ -24,6 +24,7 @@ PATIENCE_S = 240.0
 _FLOOR_S = 0.02
 """An acknowledgement below is at once, on any machine: twice nothing is nothing."""
 _LEAST_ROUNDS = 20
+_LEAST_BROKERS = 2
 _HISTORY_BYTES = 30 << 20
 _READERS = 2
 
@@ -59,6 +60,35 @@ def replace_broker(scene: Scene) -> None:
         scene.platform.start()
         _acknowledged_again(scene, clients)
     _judge(scene, clients)
+
+
+def replace_broker_at_rest(scene: Scene) -> None:
+    """The broker dies while nobody writes; all that lies in the log has to come back with it."""
+    with _under_load(scene) as clients:
+        clients.rest()
+        scene.clock.pause(BEFORE_S)
+        scene.kill_broker("kill -9 of the broker, while nobody writes")
+        scene.platform.start()
+        clients.go_on()
+        _acknowledged_again(scene, clients)
+    _judge(scene, clients)
+
+
+def zone_loss(scene: Scene) -> None:
+    """All there is in a zone ends, and what it acknowledged is read while it is away."""
+    with _under_load(scene) as clients:
+        if len(brokers_of(scene.platform.bootstrap)) < _LEAST_BROKERS:
+            scene.unseen("a zone", "there is one broker: nobody is left who could take over")
+            return
+        scene.kill_broker("kill -9 of all brokers of a zone")
+        _acknowledged_again(scene, clients)
+        scene.clock.pause(OUTAGE_S)
+    _judge(scene, clients)
+    scene.tell("starting the zone again")
+    began_s = scene.clock.monotonic_s()
+    scene.platform.start()
+    took_s = round(scene.clock.monotonic_s() - began_s, 2)
+    scene.find(at_most("the zone is back", took_s, scene.budget.restore_s, "s"))
 
 
 def object_store_outage(scene: Scene) -> None:
@@ -203,14 +233,15 @@ def _judge(scene: Scene, clients: Clients) -> None:
     scene.find(at_most("anomalies", counted, scene.budget.anomalies, "anomalies", names))
     if report.verdict == "unknown" or not report.records:
         scene.unseen("history", f"{report.unjudged} partitions could not be judged")
-    longest = _longest_gap_s(clients.rounds)
+    longest = _longest_gap_s(clients.rounds, clients.rests)
     scene.find(at_most("without an acknowledgement", longest, scene.budget.unavailable_s, "s"))
     scene.workload = Workload(clients.records, 0.0)
 
 
-def _longest_gap_s(rounds: Sequence[Acknowledged]) -> float:
-    times = [each.at_s for each in rounds]
-    gaps = (after - before for before, after in pairwise(times))
+def _longest_gap_s(rounds: Sequence[Acknowledged], rests: Sequence[tuple[float, float]]) -> float:
+    ends = {end_s for _, end_s in rests}
+    times = sorted([*(each.at_s for each in rounds), *ends])
+    gaps = (after - before for before, after in pairwise(times) if after not in ends)
     return round(max(gaps, default=0.0), 2)
 
 

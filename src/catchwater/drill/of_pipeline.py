@@ -17,8 +17,9 @@ from pathlib import Path
 import msgspec
 
 from catchwater.drill.feeder import Event, Feed, partition_of
-from catchwater.drill.job import FUNCTION, NAME, write_function
+from catchwater.drill.job import FUNCTION, NAME
 from catchwater.drill.journal import processes_of
+from catchwater.drill.plain_spark import SparkStage
 from catchwater.drill.processes import Child
 from catchwater.drill.result import Finding, Workload, at_most, foretold
 from catchwater.drill.rows import differences, read_rows
@@ -26,22 +27,20 @@ from catchwater.drill.scene import Scene
 from catchwater.drill.stage import PARTITIONS, Job, Stage
 from catchwater.drill.workload import Payment, Recipe, payments, totals
 from catchwater.recovery.contract import Contract, load_contract
-from catchwater.recovery.estimate import near_s
 from catchwater.recovery.folder import holder
 from catchwater.recovery.ledger import Ledger
 
 EPOCH_EVENTS = 5_000
 _FOR_EVER = 1 << 40
+_RETAIN = 10
 _LEAST_RESTORABLE = 3
 PATIENCE_S = 300.0
-_WORKER = b"catchwater.pipeline.spark.zygote"
-"""In the command line of the process that Python's workers are forked from, and in theirs."""
 
 
 class Play:
     """A pipeline under load, and the restore of it."""
 
-    def __init__(self, scene: Scene, retain: int = 10) -> None:
+    def __init__(self, scene: Scene, retain: int = _RETAIN) -> None:
         self.scene = scene
         shape = scene.shape
         self.recipe = Recipe(
@@ -51,9 +50,14 @@ class Play:
         self.keep_bytes = shape.state_bytes // shape.cards
         topics = scene.topic("payments"), scene.topic("totals")
         job = Job(NAME, FUNCTION, *topics, EPOCH_EVENTS, retain)
-        self.stage = Stage(
+        kind = Stage if scene.spark is None else SparkStage
+        self.stage = kind(
             job, scene.platform, scene.folder, scene.children, scene.clock, marks=scene.marks
         )
+        if isinstance(self.stage, SparkStage) and scene.spark is not None:
+            self.stage.place = scene.spark
+        else:
+            scene.pipeline_file = self.stage.file
         self._feed: Feed | None = None
         self._fault_s = self.took_s = 0.0
         self._promised: Contract | None = None
@@ -68,7 +72,7 @@ class Play:
     def begin(self) -> Child:
         """A supervised pipeline that has caught up with its load, has a contract, and is busy."""
         stage, scene = self.stage, self.scene
-        write_function(scene.folder, keep_bytes=self.keep_bytes)
+        stage.write_function(keep_bytes=self.keep_bytes)
         stage.start_log()
         bootstrap, topic = scene.platform.bootstrap, stage.job.topic
         self._feed = Feed(
@@ -78,7 +82,7 @@ class Play:
         scene.tell("starting the pipeline")
         pipeline = stage.start_pipeline(supervised=True)
         stage.wait_until_busy(pipeline)
-        stage.wait_until_caught_up(pipeline, near_s([]))
+        stage.wait_until_caught_up(pipeline, stage.near_s())
         self.wait_for_checkpoints(pipeline, 1)
         stage.wait_until_busy(pipeline)
         return pipeline
@@ -90,10 +94,9 @@ class Play:
 
     def wait_for_checkpoints(self, pipeline: Child, count: int) -> None:
         """Until so many can be gone back to."""
-        contracts = self.checkpoint / "catchwater" / "contracts"
 
         def enough() -> bool:
-            return len(list(contracts.glob("*.json"))) >= count
+            return self.stage.checkpoints() >= count
 
         pipeline.wait_until(enough, f"made {count} checkpoints", PATIENCE_S)
 
@@ -106,9 +109,8 @@ class Play:
 
     def catch_up(self, pipeline: Child, what: str = "restore") -> None:
         """Wait for it to be over, and say how long it took since the fault."""
-        entries = [entry for entry in map(self._ledger.read, self._ledger.epochs()) if entry]
         self.scene.tell("waiting until it has caught up")
-        self.stage.wait_until_caught_up(pipeline, near_s(entries))
+        self.stage.wait_until_caught_up(pipeline, self.stage.near_s())
         self.took_s = round(self.scene.clock.monotonic_s() - self._fault_s, 2)
         self.scene.find(at_most(what, self.took_s, self.scene.budget.restore_s, "s"))
 
@@ -133,6 +135,13 @@ class Play:
             return None
         high = restore_s * (told.high_s or 10 * told.seconds) / told.seconds
         return restore_s * told.low_s / told.seconds, restore_s, high
+
+    def started_again(self, pipeline: Child) -> Child:
+        """By its supervisor; without one, by hand."""
+        if self.stage.supervises:
+            return pipeline
+        self.scene.manual(self.stage.manual_start)
+        return self.stage.start_pipeline()
 
     def end_feed(self) -> int:
         """No more comes; how much came."""
@@ -171,11 +180,13 @@ class Play:
         missing, extra = differences(expected, self.stage.rows())
         scene.find(at_most("rows missing", missing, budget.missing, "rows"))
         scene.find(at_most("rows too many", extra, budget.duplicate, "rows"))
+        if not expected:
+            scene.unseen("rows", "nothing was fed")
+        if isinstance(self.stage, SparkStage):
+            return
         told = scene.catchwater("sink", "verify", str(self.stage.file), "--json", codes=(0, 4))
         wrong = sum(len(sink["findings"]) + len(sink["epochs_lost"]) for sink in json.loads(told))
         scene.find(at_most("rows that sink verify finds", wrong, 0, "rows"))
-        if not expected:
-            scene.unseen("rows", "nothing was fed")
 
     def pin(self) -> None:
         """Whether anything keeps what a restore needs."""
@@ -190,9 +201,10 @@ def kill_driver(scene: Scene) -> None:
     """The driver dies in mid-epoch; its supervisor starts another."""
     play = Play(scene)
     pipeline = play.begin()
-    driver = holder(play.checkpoint) or 0
+    driver = holder(play.checkpoint)
     play.promise()
-    scene.fault(f"kill -9 of the driver, process {driver}", lambda: _kill([driver]))
+    scene.fault("kill -9 of the driver", lambda: play.stage.kill_driver(pipeline))
+    pipeline = play.started_again(pipeline)
     play.restored(pipeline)
     if driver and holder(play.checkpoint) in (driver, None):
         scene.unseen("another driver", "the same process works on, or none does")
@@ -206,7 +218,7 @@ def kill_task(scene: Scene) -> None:
     workers: list[int] = []
 
     def found() -> bool:
-        workers[:] = _workers(scene.journal.run)
+        workers[:] = _workers(scene.journal.run, *play.stage.worker)
         return bool(workers)
 
     pipeline.wait_until(found, "had any Python worker", PATIENCE_S)
@@ -228,7 +240,7 @@ def lose_machine(scene: Scene) -> None:
         shutil.rmtree(scene.folder / "local", ignore_errors=True)
 
     scene.fault("kill -9 of all processes of the pipeline; its local state is deleted", lose)
-    scene.manual("start the pipeline on another machine: catchwater pipeline run FILE")
+    scene.manual(play.stage.manual_start)
     pipeline = play.stage.start_pipeline(supervised=True)
     play.restored(pipeline)
     play.judge(pipeline)
@@ -248,8 +260,37 @@ def redeploy_at_peak(scene: Scene) -> None:
 def older_checkpoint(scene: Scene) -> None:
     """Go back to the oldest checkpoint that is retained, and replay from there."""
     play = Play(scene)
-    pipeline = play.begin()
+    if gone_back := _go_back(play, play.begin()):
+        pipeline, restore_s = gone_back
+        play.restored(pipeline, play.estimate_of(restore_s))
+        play.judge(pipeline)
+
+
+def replace_broker_in_restore(scene: Scene) -> None:
+    """Go back to the oldest checkpoint, and lose the broker while the replay is under way."""
+    play = Play(scene)
+    if gone_back := _go_back(play, play.begin()):
+        pipeline, _ = gone_back
+        play.stage.wait_until_replaying(pipeline)
+        scene.kill_broker("kill -9 of the broker, while the pipeline replays")
+        scene.platform.start()
+        play.catch_up(pipeline)
+        play.judge(pipeline)
+
+
+def _go_back(play: Play, pipeline: Child) -> tuple[Child, float | None] | None:
+    """The pipeline started from its oldest checkpoint, and what that was to take; None: none is."""
+    scene, stage = play.scene, play.stage
     play.wait_for_checkpoints(pipeline, _LEAST_RESTORABLE)
+    if isinstance(stage, SparkStage):
+        scene.manual("stop the job")
+        pipeline.stop()
+        play.promise()
+        play.pin()
+        scene.fault("back to an older batch", lambda: scene.tell(stage.go_back(_RETAIN)))
+        scene.manual("move what is newer out of its checkpoint's folders offsets and commits")
+        scene.manual("start the job")
+        return stage.start_pipeline(), None
     scene.manual("catchwater pipeline stop FILE")
     pipeline.stop()
     file = str(play.stage.file)
@@ -257,7 +298,7 @@ def older_checkpoint(scene: Scene) -> None:
     oldest = next((row for row in told if row["restorable"]), None)
     if oldest is None:
         scene.unseen("an older checkpoint", "none can be restored")
-        return
+        return None
     play.promise(oldest["checkpoint"])
     play.pin()
     number = str(oldest["checkpoint"])
@@ -269,9 +310,7 @@ def older_checkpoint(scene: Scene) -> None:
     scene.fault(f"back to checkpoint {number} of {told[-1]['checkpoint']}: {replayed}", restore)
     scene.manual(f"catchwater recovery restore FILE --checkpoint {number} --yes")
     scene.manual("catchwater pipeline run FILE")
-    pipeline = play.stage.start_pipeline(supervised=True)
-    play.restored(pipeline, play.estimate_of(oldest["restore_s"]))
-    play.judge(pipeline)
+    return play.stage.start_pipeline(supervised=True), oldest["restore_s"]
 
 
 def backfill_live(scene: Scene) -> None:
@@ -307,7 +346,7 @@ def rollback_version(scene: Scene) -> None:
     pipeline = play.begin()
     file = str(play.stage.file)
     pipeline.stop()
-    write_function(scene.folder, version=2, keep_bytes=play.keep_bytes)
+    play.stage.write_function(version=2, keep_bytes=play.keep_bytes)
     scene.catchwater("pipeline", "upgrade", file, "--to", "2", "--yes")
     play.stage.watch.look()
     before = play.stage.watch.committed
@@ -329,7 +368,7 @@ def rollback_version(scene: Scene) -> None:
     play.promise()
     scene.manual("catchwater pipeline rollback FILE --yes")
     scene.catchwater("pipeline", "rollback", file, "--yes")
-    write_function(scene.folder, version=1, keep_bytes=play.keep_bytes)
+    play.stage.write_function(version=1, keep_bytes=play.keep_bytes)
     scene.manual("catchwater pipeline run FILE, with the code of version 1")
     pipeline = play.stage.start_pipeline(supervised=True)
     play.catch_up(pipeline, "rolled back and caught up")
@@ -346,26 +385,28 @@ def _before(play: Play, ends: Mapping[int, int]) -> Iterator[Payment]:
             yield payment
 
 
-def _workers(run: str) -> list[int]:
+def _workers(run: str, command: bytes, forks: int) -> list[int]:
     """The processes of a run in which Spark's tasks call the function."""
     parents = {}
     for pid in processes_of(run):
         with suppress(OSError, ValueError):
-            if _WORKER in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if command in Path(f"/proc/{pid}/cmdline").read_bytes():
                 stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
                 parents[pid] = int(stat[1])
-    # The first is forked from nobody of them, Spark's daemon from it, and the workers from that.
-    return [pid for pid, parent in parents.items() if parents.get(parent) in parents]
+    # The first is forked from nobody of them; of ours Spark's daemon is, and the workers from that.
+    generation = [pid for pid, parent in parents.items() if parent not in parents]
+    for _ in range(forks):
+        generation = [pid for pid, parent in parents.items() if parent in generation]
+    return generation
 
 
 def _of_pipeline(scene: Scene, pipeline: Child) -> list[int]:
     """What is left of the run but for the platform's processes."""
-    log = getattr(scene.platform, "process", None)
-    group = log.pid if log is not None else 0
+    groups = {child.pid for child in scene.platform.processes}
     left = []
     for pid in processes_of(scene.journal.run):
         with suppress(ProcessLookupError):
-            if os.getpgid(pid) != group:
+            if os.getpgid(pid) not in groups:
                 left.append(pid)
     return left
 

@@ -14,6 +14,7 @@ import subprocess
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,11 +22,15 @@ from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError, nearest
 from catchwater.drill.journal import answers
 from catchwater.drill.processes import Child
+from catchwater.wire.client import Client
 
 READY_S = 180.0
 """Patience with a machine that others keep busy: a quiet one needs a few seconds."""
 COMMAND_S = 120.0
 """How long a platform's own command may take."""
+ASK_S = 2.0
+"""So long somebody has to say which brokers there are."""
+ZONES = ("a", "b", "c")
 CLUSTER_ID = "Y2F0Y2h3YXRlci1kcmlsbA"
 _PRODUCTION = re.compile(r"(?<![a-z])(prod|prd|production|live)(?![a-z])", re.IGNORECASE)
 
@@ -54,13 +59,20 @@ class Platform(Protocol):
     """Whether it is a log of ours, with pins and with replay from storage."""
     started_here: bool
     """Whether the drill started it, and may do with it what it likes."""
-    bootstrap: str
+
+    @property
+    def bootstrap(self) -> str:
+        """Where clients find it: HOST:PORT, or several by commas."""
+
+    @property
+    def processes(self) -> Sequence[Child]:
+        """Those of its brokers, and of what these need, that the drill has started."""
 
     def start(self) -> None:
-        """Start it, again where it was before, and wait until it answers."""
+        """Start what does not run of it, again where it was before, and wait until it answers."""
 
     def kill(self) -> None:
-        """End its broker at once, as a power cut would."""
+        """End its broker at once, as a power cut would; of several, the first."""
 
 
 class OwnLog:
@@ -91,15 +103,34 @@ class OwnLog:
         """Where all that it keeps lies."""
         return self.folder / "data"
 
+    @property
+    def processes(self) -> list[Child]:
+        """The broker's."""
+        return [self.process] if self.process else []
+
+    @property
+    def runs(self) -> bool:
+        """Whether its broker was started and has not ended."""
+        return self.process is not None and self.process.running
+
     def start(self) -> None:
         """On the ports it had before, or on free ones. Raises `ChildDied`, `ChildStuck`."""
-        ready = self.folder / "broker.json"
-        ready.unlink(missing_ok=True)
+        if not self.runs:
+            self.spawn()
+        self.await_ready()
+
+    @property
+    def _ready(self) -> Path:
+        return self.folder / "broker.json"
+
+    def spawn(self) -> None:
+        """Start it without waiting."""
+        self._ready.unlink(missing_ok=True)
         path = self.folder / "broker.properties"
         lines = {
             "listeners": f"PLAINTEXT://{self.bootstrap}",
             "catchwater.control.listener": self._control,
-            "catchwater.ready.file": str(ready),
+            "catchwater.ready.file": str(self._ready),
             "log.dirs": str(self.data),
             "log.retention.ms": "-1",  # the events are older than any retention in days
             **self._settings,
@@ -110,8 +141,12 @@ class OwnLog:
             self._clock, marks=self._marks,
         )  # fmt: skip
         self.process = self._children.enter_context(child)
-        child.wait_until(ready.exists, "opened its ports", READY_S)
-        addresses = json.loads(ready.read_text())
+
+    def await_ready(self) -> None:
+        """Wait until it answers. Raises `ChildDied`, `ChildStuck`."""
+        assert self.process is not None
+        self.process.wait_until(self._ready.exists, "opened its ports", READY_S)
+        addresses = json.loads(self._ready.read_text())
         self.bootstrap = addresses["kafka"]
         self._control = addresses["control"].removeprefix("http://")
 
@@ -122,12 +157,12 @@ class OwnLog:
 
 
 class ApacheKafka:
-    """One node of Apache Kafka, broker and controller in one, in a folder.
+    """Nodes of Apache Kafka, each a broker and a controller in one and a zone of its own.
 
-    `jars` is the folder of its Java archives, as `libs` of its distribution.
+    `jars` is the folder of its Java archives, as `libs` of its distribution. Of several nodes each
+    has every partition, and two of them acknowledge.
     """
 
-    name = "apache-kafka"
     ours = False
     started_here = True
 
@@ -138,6 +173,7 @@ class ApacheKafka:
         jars: Path,
         clock: Clock = SYSTEM,
         *,
+        nodes: int = 1,
         marks: Mapping[str, str] | None = None,
     ) -> None:
         java = shutil.which("java")
@@ -147,67 +183,91 @@ class ApacheKafka:
                 "on the path.",
                 hint="Name the folder libs of its distribution with --kafka-jars.",
             )
+        self.name = "apache-kafka" if nodes == 1 else f"apache-kafka-{nodes}"
         self.folder = folder
         self._children = children
         self._clock = clock
         self._marks = marks
-        self._program = [java, "-Xmx1g", "-cp", f"{jars.resolve()}/*"]
-        self.bootstrap, self._controller = _free_address(), _free_address()
-        self._process: Child | None = None
+        heap = "-Xmx1g" if nodes == 1 else "-Xmx512m"
+        self._program = [java, heap, "-cp", f"{jars.resolve()}/*"]
+        self._addresses = [free_address() for _ in range(nodes)]
+        self._controllers = [free_address() for _ in range(nodes)]
+        self.bootstrap = ",".join(self._addresses)
+        self._nodes: dict[int, Child] = {}
+
+    @property
+    def processes(self) -> list[Child]:
+        """Of its nodes."""
+        return list(self._nodes.values())
 
     def start(self) -> None:
         """Raises `ChildDied`, `ChildStuck`."""
-        path = self.folder / "kafka.properties"
-        listeners = f"PLAINTEXT://{self.bootstrap},CONTROLLER://{self._controller}"
+        away = [
+            number for number in range(len(self._addresses))
+            if number not in self._nodes or not self._nodes[number].running
+        ]  # fmt: skip
+        for number in away:
+            self._spawn(number)
+        for number in away:
+            listens = partial(_listens, self._addresses[number])
+            self._nodes[number].wait_until(listens, "opened its port", READY_S)
+        self._nodes[0].wait_until(self._all_there, "found the other nodes", READY_S)
+
+    def _spawn(self, number: int) -> None:
+        home = self.folder / f"node-{number}"
+        home.mkdir(exist_ok=True)
+        path = home / "kafka.properties"
+        address, controller = self._addresses[number], self._controllers[number]
+        copies = str(len(self._addresses))
+        acknowledging = str(min(2, len(self._addresses)))
+        voters = ",".join(f"{each}@{at}" for each, at in enumerate(self._controllers, start=1))
         lines = {
             "process.roles": "broker,controller",
-            "node.id": "1",
-            "controller.quorum.voters": f"1@{self._controller}",
-            "listeners": listeners,
-            "advertised.listeners": f"PLAINTEXT://{self.bootstrap}",
+            "node.id": str(number + 1),
+            "broker.rack": ZONES[number],
+            "controller.quorum.voters": voters,
+            "listeners": f"PLAINTEXT://{address},CONTROLLER://{controller}",
+            "advertised.listeners": f"PLAINTEXT://{address}",
             "controller.listener.names": "CONTROLLER",
-            "log.dirs": str(self.folder / "kafka-logs"),
+            "log.dirs": str(home / "kafka-logs"),
             "log.retention.ms": "-1",
+            "default.replication.factor": copies,
+            "min.insync.replicas": acknowledging,
             "offsets.topic.num.partitions": "1",
-            "offsets.topic.replication.factor": "1",
+            "offsets.topic.replication.factor": copies,
             "transaction.state.log.num.partitions": "1",
-            "transaction.state.log.replication.factor": "1",
-            "transaction.state.log.min.isr": "1",
+            "transaction.state.log.replication.factor": copies,
+            "transaction.state.log.min.isr": acknowledging,
             "group.initial.rebalance.delay.ms": "0",
         }
         path.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
-        if not (self.folder / "kafka-logs" / "meta.properties").exists():
-            with self._run(["format", "-t", CLUSTER_ID, "-c", str(path)], "StorageTool") as tool:
+        if not (home / "kafka-logs" / "meta.properties").exists():
+            command = ["format", "-t", CLUSTER_ID, "-c", str(path)]
+            with self._run(number, command, "StorageTool") as tool:
                 tool.wait(READY_S)
-        child = self._run([str(path)], None)
-        self._process = self._children.enter_context(child)
-        child.wait_until(self._answers, "opened its port", READY_S)
+        self._nodes[number] = self._children.enter_context(self._run(number, [str(path)], None))
 
-    def _run(self, arguments: Sequence[str], tool: str | None) -> Child:
+    def _run(self, number: int, arguments: Sequence[str], tool: str | None) -> Child:
         main = f"kafka.tools.{tool}" if tool else "kafka.Kafka"
+        log = self.folder / ("broker.log" if number == 0 else f"broker-{number + 1}.log")
         return Child(
-            "Apache Kafka", [main, *arguments], self.folder / "broker.log", self._clock,
+            "Apache Kafka", [main, *arguments], log, self._clock,
             program=self._program, marks=self._marks,
         )  # fmt: skip
 
-    def _answers(self) -> bool:
-        host, _, port = self.bootstrap.rpartition(":")
-        try:
-            socket.create_connection((host, int(port)), 0.5).close()
-        except OSError:
-            return False
-        return True
+    def _all_there(self) -> bool:
+        return len(brokers_of(self.bootstrap)) == len(self._addresses)
 
     def kill(self) -> None:
-        """SIGKILL."""
-        assert self._process is not None
-        self._process.kill()
+        """SIGKILL to the first node."""
+        self._nodes[0].kill()
 
 
 class ByCommands:
     """Any Kafka, broken and mended by the commands of a file."""
 
     ours = started_here = False
+    processes: Sequence[Child] = ()
 
     def __init__(self, name: str, bootstrap: str, kill: Sequence[str], start: Sequence[str]):
         self.name = name
@@ -290,7 +350,26 @@ def permitted(
     return not dry_run and bool({platform.name, platform.bootstrap} & set(allowed))
 
 
-def _free_address() -> str:
+def brokers_of(bootstrap: str) -> Collection[int]:
+    """The brokers that are there, by the word of one of them; none where nobody answers."""
+    try:
+        with Client(bootstrap, timeout_s=ASK_S) as client:
+            return client.metadata([]).brokers.keys()
+    except CatchwaterError:
+        return ()
+
+
+def free_address() -> str:
+    """One on loopback that nobody listens at."""
     with closing(socket.socket()) as listener:
         listener.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def _listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), 0.5).close()
+    except OSError:
+        return False
+    return True

@@ -16,6 +16,7 @@ import msgspec
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
 from catchwater.drill.journal import MARK, Command, Journal, Topic, Undo
+from catchwater.drill.plain_spark import SparkPlace
 from catchwater.drill.platforms import ByCommands, Platform
 from catchwater.drill.processes import CATCHWATER
 from catchwater.drill.result import Budget, Finding, Workload, at_most
@@ -62,6 +63,10 @@ class Scene:
     findings: list[Finding] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     manual_steps: list[str] = field(default_factory=list)
+    spark: SparkPlace | None = None
+    """Of a plain Spark job in place of a pipeline of ours."""
+    pipeline_file: Path | None = None
+    """Of the pipeline that is drilled, if one of ours is."""
     workload: Workload | None = None
     restore_s: float | None = None
     estimate_s: float | None = None
@@ -80,14 +85,14 @@ class Scene:
         self.faults.append(what)
         self.worsen(self)
 
-    def kill_broker(self) -> None:
+    def kill_broker(self, what: str = "kill -9 of the broker") -> None:
         """The fault of most drills; a platform that stays is started again whatever happens."""
         undo = (
             Command(self.platform.commands["start"], self.platform.bootstrap)
             if isinstance(self.platform, ByCommands)
             else None
         )
-        self.fault("kill -9 of the broker", self.platform.kill, undo)
+        self.fault(what, self.platform.kill, undo)
 
     def topic(self, of: str) -> str:
         """A topic of this run's own; on a platform that stays, it is deleted in the end."""

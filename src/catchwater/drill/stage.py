@@ -4,18 +4,24 @@ Neither knows that it is watched. What the pipeline has done is read from its ch
 what is in the log by Kafka's protocol; so the log may be anybody's.
 """
 
+import os
+import signal
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from catchwater.clock import SYSTEM, Clock
+from catchwater.drill.job import write_function
 from catchwater.drill.platforms import READY_S, Platform
 from catchwater.drill.processes import Child
 from catchwater.drill.rows import ends_of, read_rows
 from catchwater.drill.watch import Watch
 from catchwater.recovery.contract import Contract
+from catchwater.recovery.estimate import near_s
+from catchwater.recovery.folder import holder
+from catchwater.recovery.ledger import Ledger
 from catchwater.wire.client import Client
 
 PARTITIONS = 4
@@ -66,6 +72,13 @@ class Job:
 class Stage:
     """One log and one pipeline; children end when their stack is left."""
 
+    worker = b"catchwater.pipeline.spark.zygote", 2
+    """In the command line of the process that Python's workers are forked from, and in theirs; and
+    how many forks after it they are."""
+    supervises = True
+    """Another driver begins by itself."""
+    manual_start = "start the pipeline on another machine: catchwater pipeline run FILE"
+
     def __init__(
         self,
         job: Job,
@@ -79,15 +92,44 @@ class Stage:
         self.job = job
         self.platform = platform
         self.folder = folder
-        self.watch = Watch(folder / "checkpoint", job.topic)
+        self.watch = self.watching()
         self._children = children
         self._clock = clock
         self._marks = marks
 
     @property
+    def checkpoint(self) -> Path:
+        """The pipeline's."""
+        return self.folder / "checkpoint"
+
+    @property
     def file(self) -> Path:
         """The pipeline's."""
         return self.folder / "pipeline.toml"
+
+    def watching(self) -> Watch:
+        """Who sees what the pipeline has done."""
+        return Watch(self.checkpoint, self.job.topic)
+
+    def write_function(self, *, version: int = 1, keep_bytes: int = 0) -> None:
+        """What the pipeline does, beside its file; it keeps so many bytes for each card."""
+        write_function(self.folder, version=version, keep_bytes=keep_bytes)
+
+    def checkpoints(self) -> int:
+        """How many there are that can be gone back to."""
+        return len(list((self.checkpoint / "catchwater" / "contracts").glob("*.json")))
+
+    def kill_driver(self, pipeline: Child) -> None:
+        """The driver alone, not who watches it."""
+        driver = holder(self.checkpoint) or 0
+        if driver:
+            with suppress(ProcessLookupError):
+                os.kill(driver, signal.SIGKILL)
+
+    def near_s(self) -> float:
+        """How near the log's end it is when it has caught up: what comes in two usual epochs."""
+        ledger = Ledger(self.checkpoint)
+        return near_s([entry for entry in map(ledger.read, ledger.epochs()) if entry])
 
     def client(self) -> Client:
         """For the platform, with patience."""
@@ -132,6 +174,15 @@ class Stage:
             return (enough and self.watch.in_flight) or self.watch.reached(ends)
 
         pipeline.wait_until(busy, "run its first epochs", FIRST_EPOCH_S)
+
+    def wait_until_replaying(self, pipeline: Child) -> None:
+        """Wait for the first epoch that a new start has planned and not yet committed."""
+
+        def replaying() -> bool:
+            self.watch.look()
+            return self.watch.in_flight
+
+        pipeline.wait_until(replaying, "begun to replay", FIRST_EPOCH_S)
 
     def wait_until_reached(self, pipeline: Child, ends: Mapping[int, int]) -> None:
         """Wait until the pipeline has read to there."""

@@ -188,11 +188,19 @@ class RestoreSample(msgspec.Struct, frozen=True):
     detection_s: float | None = None
     """From the last sign of life to the failure's detection; None: unknown. 0 where
     no supervisor noted it: then `scheduling_s` begins at the last sign of life."""
+    estimated_s: float | None = None
+    """What the newest contract before the failure had foretold of `whole_s`. None: never, or it
+    was no failure, or there was no contract."""
 
     @property
     def seconds(self) -> float:
-        """The whole of it, from the start of the process."""
+        """From the start of the process on."""
         return self.startup_s + self.state_s + self.first_s + self.replay_s
+
+    @property
+    def whole_s(self) -> float:
+        """From the failure on, as far as that is known."""
+        return (self.detection_s or 0.0) + (self.scheduling_s or 0.0) + self.seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -482,7 +490,8 @@ class RestoreWatch:
 
     `tail` is the log's end when the start has looked at it, at `looked_s`. An epoch always ends
     behind what came while it ran; so the restore is over when no more is left than comes in
-    `near_s`, or when what is left is only that and has ceased to become less.
+    `near_s`, or when what is left is only that and has ceased to become less. `foretold` is what
+    the contract had said of it, which is kept beside what it took.
     """
 
     def __init__(
@@ -495,8 +504,10 @@ class RestoreWatch:
         near_s: float = LEAST_NEAR_S,
         scheduling_s: float | None = None,
         detection_s: float | None = None,
+        foretold: Estimate | None = None,
     ) -> None:
         self._began_s = began_s
+        self._foretold = foretold
         self._tail = tail
         self._tasks = tasks
         self._looked_s = began_s if looked_s is None else looked_s
@@ -527,10 +538,11 @@ class RestoreWatch:
         worked_s = (first.run_ms + sum(first.sink_ms.values())) / 1000 if first.run_ms else 0.0
         first_s = max(0.0, worked_s - state_s)
         startup_s = self._first_end_s - self._began_s - state_s - first_s
+        rebuilt = first.total("rebuilt_bytes")
         return RestoreSample(
             epoch=first.epoch,
             startup_s=round(max(0.0, startup_s), 3),
-            state_bytes=first.total("rebuilt_bytes"),
+            state_bytes=rebuilt,
             state_s=round(state_s, 3),
             replay_records=self._records,
             replay_s=round(now_s - self._first_end_s, 3),
@@ -538,7 +550,14 @@ class RestoreWatch:
             first_s=round(first_s, 3),
             scheduling_s=self._scheduling_s,
             detection_s=self._detection_s,
+            estimated_s=self._estimated_s(rebuilt),
         )
+
+    def _estimated_s(self, rebuilt_bytes: int) -> float | None:
+        told = self._foretold
+        if told is None:
+            return None
+        return told.seconds if rebuilt_bytes or told.with_local_s is None else told.with_local_s
 
     def _is_over(self, entry: EpochEntry, now_s: float, tail: Tail) -> bool:
         came = sum(max(0, tail.get(key, end) - end) for key, end in self._tail.items())

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from catchwater.recovery.estimate import (
+    Estimate,
     RestoreSample,
     RestoreWatch,
     add_sample,
@@ -35,6 +36,23 @@ def test_start_up_state_and_replay_are_told_apart() -> None:
 def test_one_epoch_may_be_all_there_was_to_catch_up_with() -> None:
     watch = RestoreWatch(100.0, {("t", 0): 20}, tasks=1)
     assert watch.epoch_done(entry(7, 20, 5), 105.0) == RestoreSample(7, 3.0, 0, 2.0, 0, 0.0)
+
+
+@pytest.mark.parametrize(("rebuilt", "estimated_s"), [(30, 12.0), (0, 5.0)])
+def test_what_was_foretold_is_kept_beside_what_it_took(rebuilt: int, estimated_s: float) -> None:
+    told = Estimate(12.0, 9.0, 15.0, 3, with_local_s=5.0)
+    watch = RestoreWatch(
+        100.0, {("t", 0): 20}, tasks=1, foretold=told, detection_s=1.0, scheduling_s=2.0
+    )
+    sample = watch.epoch_done(entry(7, 20, 5, rebuilt=rebuilt), 105.0)
+    assert sample is not None
+    assert (sample.estimated_s, sample.whole_s) == (estimated_s, 8.0)
+
+
+def test_nothing_was_foretold_of_what_is_no_failure() -> None:
+    sample = RestoreWatch(100.0, {("t", 0): 20}, tasks=1).epoch_done(entry(7, 20, 5), 105.0)
+    assert sample is not None
+    assert sample.estimated_s is None
 
 
 def test_samples_are_kept_in_order(tmp_path: Path) -> None:

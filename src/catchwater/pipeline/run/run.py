@@ -48,7 +48,7 @@ from catchwater.recovery import (
 )
 from catchwater.recovery.checkpoint import Checkpoint, settle
 from catchwater.recovery.contract import FunctionVersion, Terms
-from catchwater.recovery.estimate import RestoreWatch, near_s
+from catchwater.recovery.estimate import Estimate, RestoreWatch, near_s
 from catchwater.recovery.fenced import LeaseHeld
 from catchwater.recovery.folder import Lock, claim_home, key_part, state_folder
 from catchwater.recovery.intact import check_files
@@ -239,7 +239,17 @@ def _check(pipeline: OpenPipeline, began_s: float) -> RestoreWatch | None:
         near_s=near_s(_readable(Ledger(config.checkpoint))),
         scheduling_s=scheduling_s,
         detection_s=detection_s,
+        foretold=_foretold(config.checkpoint) if scheduling_s is not None else None,
     )
+
+
+def _foretold(folder: Path) -> Estimate | None:
+    """What the newest contract says of a failure; of going back on purpose none does."""
+    if Ledger(folder).recorded_epochs():
+        return None
+    with suppress(contract.NoContract, LedgerDamaged):
+        return contract.load_contract(folder).restore
+    return None
 
 
 def _catching_up(
