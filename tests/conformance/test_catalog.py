@@ -13,6 +13,7 @@ from catchwater.catalog.errors import (
     CoordinatorMoved,
     EpochGap,
     RunsChanged,
+    TooManyReports,
     TopicCollides,
     TopicExists,
     TopicUnknown,
@@ -32,6 +33,7 @@ from catchwater.catalog.rows import (
     PartitionRow,
     Pin,
     ProducerRow,
+    ReportRow,
     RunRow,
     Scope,
     ScopeRows,
@@ -206,6 +208,18 @@ def test_pins_are_set_replaced_and_released(open_catalog: Open) -> None:
     assert catalog.release_pin("cp-1").result(5)
     assert not catalog.release_pin("cp-1").result(5)
     assert catalog.pins() == []
+
+
+def test_the_last_report_of_each_pipeline_is_kept(open_catalog: Open) -> None:
+    catalog = open_catalog()
+    for row in (ReportRow("cards", 1, "{}"), ReportRow("cards", 2, '{"a":1}')):
+        catalog.keep_report(row, 0, 2).result(5)
+    assert open_catalog().reports() == [ReportRow("cards", 2, '{"a":1}')]
+    catalog.keep_report(ReportRow("trips", 3, "{}"), 0, 2).result(5)
+    with pytest.raises(TooManyReports):
+        catalog.keep_report(ReportRow("visits", 4, "{}"), 2, 2).result(5)
+    catalog.keep_report(ReportRow("visits", 4, "{}"), 3, 2).result(5)
+    assert [row.name for row in catalog.reports()] == ["trips", "visits"]
 
 
 def test_an_epoch_is_recorded_with_its_runs_or_not_at_all(open_catalog: Open) -> None:

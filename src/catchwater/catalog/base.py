@@ -31,7 +31,13 @@ import msgspec
 from catchwater.catalog import commit
 from catchwater.catalog.commit import json_text, pin_row, producer_row, topic_row, txn_row
 from catchwater.catalog.db import Db, Rows
-from catchwater.catalog.errors import RunsChanged, TopicCollides, TopicExists, TopicUnknown
+from catchwater.catalog.errors import (
+    RunsChanged,
+    TooManyReports,
+    TopicCollides,
+    TopicExists,
+    TopicUnknown,
+)
 from catchwater.catalog.rows import (
     AbortedRow,
     Changes,
@@ -49,6 +55,7 @@ from catchwater.catalog.rows import (
     Pin,
     PinState,
     ProducerRow,
+    ReportRow,
     RunRow,
     Scope,
     ScopeRows,
@@ -589,10 +596,32 @@ class Catalog(ABC):
         """All pins, also those whose lease has ended."""
         return [pin_row(row) for row in db.query("pin_select")]
 
+    # --- reports of pipelines ----------------------------------------------------------------
+
+    @change
+    def keep_report(self, db: Db, row: ReportRow, forget_before_ms: int, most: int) -> None:
+        """Keep a pipeline's report in place of its last one; those that are older go.
+
+        Raises `TooManyReports` where `most` other pipelines have one.
+        """
+        db.query("report_forget", forget_before_ms)
+        [(others,)] = db.query("report_others", row.name)
+        if others >= most:
+            raise TooManyReports(
+                f"{most} pipelines have reported to this log, which is as many as it keeps.",
+                hint="A report that is a week old makes room.",
+            )
+        db.query("report_upsert", *row)
+
+    @query
+    def reports(self, db: Db) -> list[ReportRow]:
+        """The last report of every pipeline, by name."""
+        return [ReportRow._make(row) for row in db.query("report_select")]
+
     # --- backups of the state ----------------------------------------------------------------
     # The state is all but the runs in segments, which say of themselves what they hold. Brokers,
-    # leases and the members of groups are left out: those of an earlier time would pass for
-    # those of today. So are the payloads of the WAL `postgres`, which are large.
+    # leases, reports and the members of groups are left out: those of an earlier time would pass
+    # for those of today. So are the payloads of the WAL `postgres`, which are large.
 
     @query
     def last_backup(self, db: Db) -> int:

@@ -71,3 +71,7 @@ class EpochGap(CatchwaterError):
 
 class RunsChanged(CatchwaterError):
     """The runs to be replaced are no longer what the caller saw; look again."""
+
+
+class TooManyReports(CatchwaterError):
+    """As many pipelines as there may be have reported already."""

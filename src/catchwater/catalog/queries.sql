@@ -573,7 +573,7 @@ ON CONFLICT (group_id, topic, partition) DO UPDATE SET
 -- group_select --
 SELECT DISTINCT group_id FROM group_offset ORDER BY group_id;
 
--- ==== Pins and sink epochs ======================================================================
+-- ==== Pins, reports and sink epochs =============================================================
 
 -- pin_delete --
 DELETE FROM pin WHERE id = ? RETURNING id;
@@ -594,6 +594,20 @@ ON CONFLICT (id) DO UPDATE SET
   created_ms = excluded.created_ms,
   max_bytes = excluded.max_bytes,
   state = excluded.state;
+
+-- report_forget --
+DELETE FROM pipeline_report WHERE received_ms < ?;
+
+-- report_others --
+SELECT count(*) FROM pipeline_report WHERE name <> ?;
+
+-- report_select --
+SELECT name, received_ms, report FROM pipeline_report ORDER BY name;
+
+-- report_upsert --
+INSERT INTO pipeline_report (name, received_ms, report)
+VALUES (?, ?, ?)
+ON CONFLICT (name) DO UPDATE SET received_ms = excluded.received_ms, report = excluded.report;
 
 -- sink_epoch_all --
 SELECT pipeline, sink, epoch, topic, records, offsets, checksum

@@ -237,6 +237,16 @@ class Pin:
     """Set by retention; a pin that is `lost` stays so until it is replaced or released."""
 
 
+class ReportRow(NamedTuple):
+    """What a pipeline has last reported of itself."""
+
+    name: str
+    received_ms: int
+    """By the clock of the broker that took it."""
+    report: str
+    """JSON."""
+
+
 @dataclass(frozen=True, slots=True)
 class EpochCommit:
     """One epoch of one sink, written once."""

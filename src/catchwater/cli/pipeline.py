@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from catchwater.cli import versions as changes
@@ -176,7 +177,8 @@ def status(
     from catchwater.pipeline.status import status_of
 
     def look() -> dict[str, Any]:
-        return status_of(*look_here(file), SYSTEM)
+        found: dict[str, Any] = msgspec.to_builtins(status_of(*look_here(file), SYSTEM))
+        return found
 
     def lines() -> list[str]:
         found = look()

@@ -1,8 +1,8 @@
 """`catchwater sink …`: verifies that a sink has each output once and unchanged, and repairs it."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -53,6 +53,8 @@ class _Opened:
     checkpoint: Path
     unmarked: frozenset[str]
     """The sinks with at-least-once, which have no marks."""
+    every: Collection[str]
+    """The names of all sinks of the pipeline, also of those that are not opened."""
 
 
 @app.callback()
@@ -72,6 +74,7 @@ def verify(file: PipelineFile, only: Only = None, as_json: AsJson = False) -> No
         reports = {
             name: reconcile.verify(each, opened.committed) for name, each in opened.sinks.items()
         }
+        _keep(opened, reports)
     if as_json:
         print_json([_report_fields(name, report) for name, report in reports.items()])
     else:
@@ -154,6 +157,20 @@ def moved(
         talk(f"{name} goes on at {target}: catchwater pipeline run {file}")
 
 
+def _keep(opened: _Opened, reports: "Mapping[str, Report]") -> None:
+    """Let the pipeline's status tell it, too."""
+    from catchwater.clock import SYSTEM
+    from catchwater.pipeline.run.reporting import summed_up
+    from catchwater.recovery import compared
+
+    found = [
+        summed_up(name, report, SYSTEM.now_ms(), exactly_once=name not in opened.unmarked)
+        for name, report in reports.items()
+    ]
+    with suppress(OSError):
+        compared.keep(opened.checkpoint, found, opened.every)
+
+
 def verified(file: Path) -> "dict[str, Report]":
     """What `verify` finds in each sink."""
     from catchwater.sinks import reconcile
@@ -190,7 +207,8 @@ def _opened(file: Path, only: str | None) -> "Iterator[_Opened]":
             identity.check_sinks(config.checkpoint, bound, targets, pipeline.doubt)
         committed = max(Ledger(config.checkpoint).epochs(), default=None)
         unmarked = frozenset(n for n, each in config.every_sink.items() if not each.exactly_once)
-        yield _Opened(pipeline.sinks, committed, config.checkpoint, unmarked)
+        every = whole.config.every_sink
+        yield _Opened(pipeline.sinks, committed, config.checkpoint, unmarked, every)
 
 
 def _with_only(config: "PipelineConfig", only: str | None) -> "PipelineConfig":

@@ -21,6 +21,9 @@ _NAME = 20
 """A longer name is cut, in a table."""
 _NO_WATERMARK = "none yet; an epoch moves it for the next one"
 _MARKS = {"pass": "", "warn": " (may be breached)", "fail": " (breached)"}
+_VERDICTS = ("correct", "recoverable", "fresh")
+_COMMAND = ""
+"""The name of a row that is to be copied."""
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -83,6 +86,11 @@ def _head(status: dict[str, Any], now_ms: int) -> list[str]:
             ("watermark", iso(status["watermark_ms"]) or _NO_WATERMARK),
             ("lag", _lag(status["lag"])),
             ("rate", _rate(status["rate"])),
+            *(
+                row
+                for name in ("correct", "recoverable", "fresh")
+                for row in _verdict(name, status)
+            ),
             ("restorable", _ranges(status["restorable"]) or "no epoch"),
             *(
                 (each["subject"], each["message"] + _MARKS[each["verdict"]])
@@ -93,9 +101,16 @@ def _head(status: dict[str, Any], now_ms: int) -> list[str]:
     return [line for name, text in rows for line in _wrapped(name, text)]
 
 
+def _verdict(name: str, status: dict[str, Any]) -> list[tuple[str, str]]:
+    """The state and why; unless all is well, below it the command to copy."""
+    verdict = status[name]
+    found = [(name, f"{verdict['state']}: {verdict['reason']}")]
+    return found if verdict["state"] == "ok" else [*found, (_COMMAND, verdict["next"])]
+
+
 def _wrapped(name: str, text: str) -> list[str]:
-    """A name and what is to be said of it; one long word, such as a path, is left whole."""
-    if " " not in text:
+    """A name and what is to be said of it; one long word, as a path, and a command stay whole."""
+    if " " not in text or name == _COMMAND:
         return [f"{name:<{_INDENT}}{text}"]
     return wrap(
         f"{name:<{_INDENT}}{text}", WIDTH, subsequent_indent=" " * _INDENT,

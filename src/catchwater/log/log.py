@@ -28,6 +28,7 @@ from catchwater.catalog.rows import (
     PartitionKey,
     Pin,
     ProducerRow,
+    ReportRow,
     Session,
     StorageRow,
     Topic,
@@ -56,6 +57,9 @@ from catchwater.wire.errors import ErrorCode
 _LOG = logging.getLogger(__name__)
 
 _PRODUCER_IDS_A_BLOCK = 1000
+MOST_REPORTS = 1000
+REPORTS_KEPT_MS = 7 * 86_400_000
+"""Of how many pipelines the last report is kept, and for how long."""
 
 
 class Read(msgspec.Struct, frozen=True):
@@ -528,6 +532,17 @@ class Log:
     async def pins(self) -> list[Pin]:
         """All pins, also those whose lease has ended."""
         return await asyncio.to_thread(self._catalog.pins)
+
+    # --- reports of pipelines --------------------------------------------------------------------
+
+    async def keep_report(self, row: ReportRow) -> None:
+        """Keep what a pipeline says of itself; durable. Raises `TooManyReports`."""
+        oldest_ms = self._core.clock.now_ms() - REPORTS_KEPT_MS
+        await wrap_future(self._catalog.keep_report(row, oldest_ms, MOST_REPORTS))
+
+    async def reports(self) -> list[ReportRow]:
+        """The last report of every pipeline, by name."""
+        return await asyncio.to_thread(self._catalog.reports)
 
     # --- the end ---------------------------------------------------------------------------------
 

@@ -65,6 +65,7 @@ class Settings(TypedDict, total=False):
     spare: bool
     lease: str
     metrics: str
+    max_staleness: str
     owner: str
     runbook: str
     retain: int
@@ -171,6 +172,7 @@ class Pipeline:
                 hint="It is a name of the module, outside of any function and of "
                 'if __name__ == "__main__".',
             )
+        made.declared = replace(made.declared, file=f"{path.absolute()}:{name}")
         return made
 
     def __repr__(self) -> str:

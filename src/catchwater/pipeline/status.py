@@ -1,27 +1,37 @@
 """The status of a pipeline, from its checkpoint and the ends of its input.
 
 What the epochs did and how long their parts took stands in the ledger; how far behind the pipeline
-is only the log knows, which is asked for a moment and may be away. Reads only.
+is only the log knows, which is asked for a moment and may be away. Reads only. What is found
+becomes one record, a `PipelineStatus`, with the three verdicts (`catchwater.verdicts`).
 """
 
+import shlex
 import socket
-from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
+from catchwater import verdicts
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
 from catchwater.pipeline.run import identity
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.run.versions import find_function
 from catchwater.pipeline.supervise import Supervision, read_supervision
-from catchwater.recovery import progress
+from catchwater.recovery import compared, progress
 from catchwater.recovery.checkpoint import commit_ms
-from catchwater.recovery.contract import Contract, budgets
+from catchwater.recovery.contract import (
+    Contract,
+    LogState,
+    PartitionTail,
+    budgets,
+    check,
+    spelled,
+)
 from catchwater.recovery.folder import SUPERVISOR, holder
 from catchwater.recovery.intact import Look
 from catchwater.recovery.ledger import (
@@ -33,54 +43,129 @@ from catchwater.recovery.ledger import (
     parts_ms,
 )
 from catchwater.recovery.remote import elsewhere, shown
+from catchwater.replay.control import Control
 from catchwater.replay.offsets import from_json
 from catchwater.replay.options import parse_options
+from catchwater.replay.subscription import Subscription
+from catchwater.verdicts import Behind, Checked, Freshness, Lag, PipelineStatus
 from catchwater.wire.batch import BatchError, read_header
-from catchwater.wire.client import LATEST, Client
+from catchwater.wire.client import EARLIEST, LATEST, Client
 from catchwater.wire.connection import parse_bootstrap
 from catchwater.wire.fields import TopicPartition
 
 _ASK_S = 2.0
 """How long to wait for the log: a status that hangs helps nobody."""
+_HELD_S = 30.0
+"""For so long what the log holds back is not asked again."""
 _COUNTED = ("events", "outputs", "late", "duplicates", "poisoned", "timers")
 _QUIET_MS = 10_000
 _SUPERVISES = ("running", "waiting")
 """What a supervisor says of itself as long as it is there."""
 
 
-def status_of(config: PipelineConfig, found: Look, clock: Clock) -> dict[str, Any]:
-    """All there is to say, as `--json` prints it."""
+def status_of(
+    config: PipelineConfig,
+    found: Look,
+    clock: Clock,
+    log: "LogWatch | None" = None,
+    state: str | None = None,
+) -> PipelineStatus:
+    """All there is to say; the log is asked over `log`, or over a connection of its own.
+
+    `state` is given by the process that works on the checkpoint, when it ends.
+    """
     folder, entries = found.folder, found.entries
     end = found.whole[-1].end if found.whole else None
     supervisor, process = _supervisor(folder), _worker(folder)
     if supervisor and process is not None and supervisor.state not in _SUPERVISES:
         supervisor = None  # it is gone, and another driver was started without one
-    lag, now_ms = lag_shown(config, end.offsets if end else None, clock), clock.now_ms()
-    state = state_of(supervisor.state if supervisor else None, process, found, lag, now_ms)
+    asked = _asked(config, end.offsets if end else None, found.contract, clock, log)
+    lag, now_ms = asked.lag, clock.now_ms()
+    supervised = supervisor.state if supervisor else None
+    state = state or state_of(supervised, process, found, lag.records, now_ms)
     other = elsewhere(folder) if state not in (*_SUPERVISES, "idle") else None
+    state = "elsewhere" if other else state
     bound = _bound(folder)
-    return {
-        "name": config.name or (bound.pipeline if bound else _function_name(config)),
-        "state": "elsewhere" if other else state,
-        "elsewhere": other,
-        "checkpoint": shown(folder),
-        "committed_epoch": found.last if found.last >= 0 else None,
-        "planned_epoch": found.planned.epoch if found.planned else None,
-        "last_finished_ms": entries[-1].finished_ms if entries else None,
-        "restorable": [each.epoch for each in found.whole],
-        "watermark_ms": end.watermark_ms if end else None,
-        "process": process,
-        "supervisor": msgspec.to_builtins(supervisor),
-        "lag": lag,
-        "rate": rate_shown(entries, now_ms if state in ("running", "idle") else None),
-        "operator": _operator(entries),
-        "functions": functions_shown(entries, bound.functions if bound else ()),
-        "sinks": sinks_shown(entries),
-        "recent_epochs": [epoch_shown(entry, folder) for entry in entries],
-        "restore": restore_shown(found.contract),
-        "catching_up": None if process is None else catching_up_shown(found, now_ms),
-        "problems": found.problems,
-    }
+    checks = checked(found.contract, asked)
+    freshness = freshness_of(config, found, lag, now_ms)
+    reports = compared.load(folder)
+    file = shlex.quote(config.file) if config.file else "FILE"
+    contract = found.contract
+    return PipelineStatus(
+        name=config.name or (bound.pipeline if bound else _function_name(config)),
+        state=state,
+        correct=verdicts.correct(
+            config.every_sink, reports, poisoned=entries[-1].poisoned if entries else 0,
+            runs=process is not None, now_ms=now_ms, file=file,
+        ),
+        recoverable=verdicts.recoverable(
+            checks, estimate=spelled(contract.restore) if contract else "", broken=found.broken,
+            newest=found.last if found.last >= 0 else None, unknown=asked.unknown, file=file,
+        ),
+        fresh=verdicts.fresh(state, lag, freshness, file=file),
+        reported_ms=now_ms,
+        checkpoint=shown(folder),
+        lag=lag,
+        freshness=freshness,
+        elsewhere=other,
+        committed_epoch=found.last if found.last >= 0 else None,
+        planned_epoch=found.planned.epoch if found.planned else None,
+        last_finished_ms=entries[-1].finished_ms if entries else None,
+        restorable=[each.epoch for each in found.whole],
+        watermark_ms=end.watermark_ms if end else None,
+        process=process,
+        supervisor=msgspec.to_builtins(supervisor),
+        versions={each.name: each.version for each in contract.functions} if contract else {},
+        owner=config.owner,
+        runbook=config.runbook,
+        rate=rate_shown(entries, now_ms if state in ("running", "idle") else None),
+        operator=_operator(entries),
+        functions=functions_shown(entries, bound.functions if bound else ()),
+        sinks=sinks_shown(entries),
+        compared=reports,
+        recent_epochs=[epoch_shown(entry, folder) for entry in entries],
+        checks=[
+            {"verdict": each.grade, "subject": each.subject, "message": each.message}
+            for each in checks or ()
+        ],
+        restore=restore_shown(contract),
+        catching_up=None if process is None else catching_up_shown(found, now_ms),
+        problems=found.problems,
+    )  # fmt: skip
+
+
+def freshness_of(config: PipelineConfig, found: Look, lag: Lag, now_ms: int) -> Freshness:
+    """What is promised, and what there is of it."""
+    last = found.entries[-1] if found.entries else None
+    declared_ms = config.max_staleness_ms
+    trigger, _, unit = config.trigger.partition(" ")
+    return Freshness(
+        max_staleness_s=(declared_ms or verdicts.MAX_STALENESS_MS) / 1000,
+        is_declared=declared_ms is not None,
+        staleness_s=lag.seconds,
+        checkpoint_age_s=_since_s(last.finished_ms, now_ms) if last else None,
+        epoch_s=_since_s(last.end.clock_ms, last.finished_ms) if last else None,
+        trigger_s=int(trigger) / 1000 if unit else None,
+        under_way_s=_since_s(found.planned.clock_ms, now_ms) if found.planned else None,
+    )
+
+
+def _since_s(from_ms: int, to_ms: int) -> float:
+    return max(0, to_ms - from_ms) / 1000
+
+
+def checked(contract: Contract | None, asked: "Asked") -> list[Checked] | None:
+    """What holds of a contract: its budgets, and if the log was asked, its input and its pin.
+
+    The sinks are not asked here: a comparison of their rows says more than their marks.
+    """
+    if contract is None:
+        return None
+    if asked.log is None:
+        found = budgets(contract)
+    else:
+        found = check(msgspec.structs.replace(contract, sinks={}), asked.log)
+    return [Checked(each.verdict, each.subject, each.message) for each in found]
 
 
 def restore_shown(contract: Contract | None) -> dict[str, Any] | None:
@@ -265,29 +350,176 @@ def rate_shown(entries: Sequence[EpochEntry], until_ms: int | None) -> dict[str,
     }
 
 
-def lag_shown(config: PipelineConfig, read: OffsetMap | None, clock: Clock) -> dict[str, Any]:
-    """How many records lie behind what was read, and how old the oldest of them is, seconds.
+class Asked(NamedTuple):
+    """What the log has answered."""
 
-    `unknown` says why that is not known.
+    lag: Lag
+    log: LogState | None = None
+    """None: it was not asked, or did not answer."""
+    unknown: str | None = None
+    """Why not."""
+
+
+_Held = tuple[int, float, Mapping[TopicPartition, int], dict[str, str]]
+"""For the contract of which epoch, until when it counts, where the log begins, and its pins."""
+
+
+class LogWatch:
+    """Asks the log how far behind a pipeline is, and whether it holds what a restore needs.
+
+    Keeps its connection from look to look. Not for several threads.
     """
-    if read is None:
-        return _lag(unknown="no epoch was committed yet")
-    options = parse_options(config.source_options)
-    if not any(map(_answers, parse_bootstrap(options.bootstrap))):
-        return _lag(unknown=f"no broker at {options.bootstrap} answers")
-    at: Mapping[TopicPartition, int] = from_json(read)
+
+    def __init__(self, config: PipelineConfig, clock: Clock) -> None:
+        self._options = parse_options(config.source_options)
+        self._clock = clock
+        self._client: Client | None = None
+        self._control: Control | None = None
+        self._is_ours: bool | None = None
+        """Whether the log has a control API; None: not known yet."""
+        self._held: _Held | None = None
+        self._times: dict[tuple[TopicPartition, int], tuple[int, int | None]] = {}
+        """Place → markers that lie there, and the time of the record behind them, ms."""
+
+    def close(self) -> None:
+        """Close the connection; the next look opens another one."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def look(self, read: OffsetMap | None, contract: Contract | None) -> Asked:
+        """Ask about these positions, and what the contract needs. Never raises."""
+        if read is None:
+            return Asked(Lag(unknown="no epoch was committed yet"), None, "there is no checkpoint")
+        try:
+            return self._look(from_json(read), contract)
+        except CatchwaterError as error:
+            self.close()
+            return Asked(Lag(unknown=str(error)), None, str(error))
+
+    def _look(self, at: Mapping[TopicPartition, int], contract: Contract | None) -> Asked:
+        if self._client is None:
+            if not any(map(_answers, parse_bootstrap(self._options.bootstrap))):
+                why = f"no broker at {self._options.bootstrap} answers"
+                return Asked(Lag(unknown=why), None, why)
+            self._client = Client(
+                self._options.bootstrap, timeout_s=_ASK_S, clock=self._clock,
+                security=self._options.security,
+            )  # fmt: skip
+        needed = {(each.topic, each.partition) for each in contract.inputs} if contract else set()
+        ends = self._client.list_offsets(dict.fromkeys({*at, *needed}, LATEST))
+        lag = self._lag(at, {key: ends[key] for key in at if key in ends})
+        if contract is None:
+            return Asked(lag)
+        now_s = self._clock.monotonic_s()
+        if self._held is None or self._held[0] != contract.epoch or now_s > self._held[1]:
+            begins = self._client.list_offsets(dict.fromkeys(needed, EARLIEST))
+            try:
+                self._held = (contract.epoch, now_s + _HELD_S, begins, self._pins())
+            except CatchwaterError as error:
+                return Asked(lag, None, str(error))
+        _, _, starts, pins = self._held
+        tails = {key: PartitionTail(starts[key], ends[key], 0) for key in needed}
+        return Asked(lag, LogState(tails, pins, {}))
+
+    def _pins(self) -> dict[str, str]:
+        """Pin → its state; another Kafka has none."""
+        if self._is_ours is None:
+            source = Subscription(self._options, self._clock, timeout_s=_ASK_S)
+            try:
+                url = source.log_control_url()
+            finally:
+                source.close()
+            self._is_ours = bool(url)
+            if url:
+                self._control = Control(url, timeout_s=_ASK_S, clock=self._clock)
+        if self._control is None:
+            return {}
+        return {str(pin["id"]): str(pin["state"]) for pin in self._control.pins()}
+
+    @property
+    def control(self) -> Control | None:
+        """The log's control API; None before the first look, and for another Kafka."""
+        return self._control
+
+    def _lag(self, at: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> Lag:
+        places = {(key, at[key]) for key, end in ends.items() if end > at[key]}
+        self._times = {place: self._times[place] for place in places if place in self._times}
+        self._find_times({key: offset for key, offset in places - self._times.keys()})
+        now_ms, behind = self._clock.now_ms(), []
+        for key, offset in places:
+            markers, time_ms = self._times.get((key, offset), (0, None))
+            records = ends[key] - offset - markers
+            if records > 0:
+                late_s = None if time_ms is None else max(0, now_ms - time_ms) / 1000
+                behind.append(Behind(*key, records, late_s))
+        return lag_of(behind)
+
+    def _find_times(self, places: Mapping[TopicPartition, int]) -> None:
+        """The time of the record that comes next at each place, which is not asked for again."""
+        assert self._client is not None
+        if not places:
+            return
+        found = self._client.fetch(
+            places, max_bytes=2**23, max_partition_bytes=2**20, max_wait_ms=0
+        )
+        for key, answer in found.items():
+            if key in places:
+                markers, time_ms = next_record(answer.records, places[key])
+                if time_ms is not None or markers:
+                    self._times[key, places[key]] = markers, time_ms
+
+
+def next_record(records: memoryview, offset: int) -> tuple[int, int | None]:
+    """How many markers lie at this offset, and the time of the record after them, if it is here."""
+    markers, at = 0, 0
+    with suppress(BatchError):  # one that is cut short
+        while at < len(records):
+            header = read_header(records, at)
+            if not header.is_control:
+                late = header.log_append_time
+                return markers, header.max_timestamp if late else header.base_timestamp
+            markers = header.last_offset + 1 - offset
+            at += header.size_bytes
+    return markers, None
+
+
+def _furthest(each: Behind) -> tuple[float, int, str, int]:
+    return -(each.seconds or 0.0), -each.records, each.topic, each.partition
+
+
+def lag_of(behind: Iterable[Behind]) -> Lag:
+    """The lag over all partitions: those that are not behind need not be there."""
+    worst = sorted(behind, key=_furthest)
+    known = [each.seconds for each in worst if each.seconds is not None]
+    if not worst:
+        return Lag(0, 0.0)
+    return Lag(
+        sum(each.records for each in worst),
+        max(known, default=None),
+        partitions=worst[: verdicts.MAX_SHOWN],
+    )
+
+
+def lag_shown(config: PipelineConfig, read: OffsetMap | None, clock: Clock) -> Lag:
+    """How many records lie behind what was read, and how old the oldest of them is."""
+    return _asked(config, read, None, clock, None).lag
+
+
+def _asked(
+    config: PipelineConfig,
+    read: OffsetMap | None,
+    contract: Contract | None,
+    clock: Clock,
+    log: LogWatch | None,
+) -> Asked:
+    if log is not None:
+        return log.look(read, contract)
+    own = LogWatch(config, clock)
     try:
-        with closing(
-            Client(options.bootstrap, timeout_s=_ASK_S, clock=clock, security=options.security)
-        ) as client:
-            ends = client.list_offsets(dict.fromkeys(at, LATEST))
-            behind = {key: at[key] for key, end in ends.items() if end > at[key]}
-            records = sum(end - at[key] for key, end in ends.items() if key in behind)
-            oldest = _oldest_ms(client, behind) if behind else None
-    except CatchwaterError as error:
-        return _lag(unknown=str(error))
-    late_ms = 0 if not behind else None if oldest is None else clock.now_ms() - oldest
-    return _lag(records, None if late_ms is None else max(0, late_ms) / 1000)
+        return own.look(read, contract)
+    finally:
+        own.close()
 
 
 def _answers(address: tuple[str, int]) -> bool:
@@ -297,23 +529,6 @@ def _answers(address: tuple[str, int]) -> bool:
             return True
     except OSError:
         return False
-
-
-def _lag(
-    records: int | None = None, seconds: float | None = None, unknown: str | None = None
-) -> dict[str, Any]:
-    return {"records": records, "seconds": seconds, "unknown": unknown}
-
-
-def _oldest_ms(client: Client, behind: Mapping[TopicPartition, int]) -> int | None:
-    """The oldest timestamp of the batches that come next; None if there is none."""
-    found = client.fetch(behind, max_bytes=2**23, max_partition_bytes=2**20, max_wait_ms=0)
-    times = []
-    for answer in found.values():
-        with suppress(BatchError):  # one that is cut short
-            header = read_header(answer.records)
-            times.append(header.max_timestamp if header.log_append_time else header.base_timestamp)
-    return min(times, default=None)
 
 
 def _last_stage(entry: EpochEntry) -> int:
@@ -332,7 +547,7 @@ def state_of(
     supervised: str | None,
     process: int | None,
     found: Look,
-    lag: Mapping[str, Any],
+    lag: int | None,
     now_ms: int,
 ) -> str:
     """In a word: what the supervisor says, or whether there is a process at all.
@@ -343,7 +558,7 @@ def state_of(
     if supervised != "waiting" and process is not None:
         entries = found.entries
         quiet = bool(entries) and now_ms - entries[-1].finished_ms > _QUIET_MS
-        return "idle" if quiet and lag["records"] == 0 else "running"
+        return "idle" if quiet and lag == 0 else "running"
     if supervised is not None:
         return supervised
     return "stopped" if found.entries or found.last >= 0 or found.planned else "never started"

@@ -50,6 +50,7 @@ _EPOCHS = re.compile(rf"{FOLDER}/epochs/(\d+)\.json")
 _HERE = {
     "alive",
     "catching-up.json",
+    "compared.json",
     "failure.json",
     "spark.log",
     "supervisor.json",

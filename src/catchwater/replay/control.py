@@ -274,6 +274,15 @@ class Control:
                 return None
             raise
 
+    def report(self, pipeline: str, status: Mapping[str, Any]) -> None:
+        """Let the brokers show this of a pipeline (`verdicts.PipelineStatus`)."""
+        self.request("PUT", _path("pipelines", pipeline, "report"), status)
+
+    def pipelines(self) -> list[dict[str, Any]]:
+        """What each pipeline has last reported, and how long ago that was."""
+        found: list[dict[str, Any]] = self.request("GET", "/api/v1/pipelines")["pipelines"]
+        return found
+
     def objects_url(self) -> str:
         """Where staged objects are to be put."""
         url = str(self.request("GET", "/api/v1/storage")["objects"])

@@ -141,6 +141,8 @@ class Kind:
     """Whether it writes to the log that the pipeline reads, and needs that log for everything."""
     cannot_be: Callable[[str, str], str] = lambda was, now: ""
     """Why the second target cannot be the first one moved, though it has its marks; else empty."""
+    reads_many: bool = True
+    """Whether many rows are read back by one request, so that a running pipeline may compare."""
     rebuilds: bool = False
     """Whether its content can replace another target's atomically (`table.TableSink`)."""
 

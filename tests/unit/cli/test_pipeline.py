@@ -35,8 +35,13 @@ def test_a_person_reads_times_lag_functions_and_where_an_epochs_time_goes(
     catchwater: Any, pipeline_file: Path
 ) -> None:
     lines = catchwater("pipeline", "status", pipeline_file).out.splitlines()
-    assert all(len(line) <= 80 for line in lines if "checkpoint" not in line)
+    copied = [line for line in lines if line.startswith(14 * " " + "catchwater ")]
+    assert all(len(line) <= 80 for line in lines if "checkpoint" not in line and line not in copied)
     told = {line[:14].strip(): line[14:] for line in lines}
+    assert told["correct"].startswith("unknown: The sink")
+    assert told["recoverable"].startswith("unknown: The log was not asked: no broker")
+    assert told["fresh"].startswith("unknown: The lag is not known: no broker at 127.0.0.1:1")
+    assert copied[0].strip() == f"catchwater sink verify {pipeline_file}"
     assert (told["pipeline"], told["state"]) == ("card_risk:CardRisk", "stopped")
     assert told["epoch"].startswith("2 was done at 1970-01-01T00:00:01Z, ")
     assert "ago; 3 was begun" in told["epoch"]

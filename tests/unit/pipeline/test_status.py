@@ -15,6 +15,7 @@ from catchwater.recovery.checkpoint import settle, write_offset
 from catchwater.recovery.intact import Look
 from catchwater.recovery.ledger import EpochEntry, Ledger, ShardEpoch, SinkEpoch, SourceOffset
 from catchwater.recovery.savepoint.restore import write_epoch
+from catchwater.verdicts import Behind, Lag
 from catchwater.wire.arrow import encode_batch
 from catchwater.wire.client import RequestTimedOut
 
@@ -59,23 +60,21 @@ def test_the_lag_is_what_was_not_read_and_as_old_as_its_oldest_record(
 ) -> None:
     monkeypatch.setattr(Log, "batch_ms", clock.now_ms() - 2500)
     monkeypatch.setattr(Log, "ends", {("orders", 0): 10, ("orders", 1): 12})
-    assert status.lag_shown(CONFIG, READ, clock) == {
-        "records": 5, "seconds": 2.5, "unknown": None,
-    }  # fmt: skip
+    assert status.lag_shown(CONFIG, READ, clock) == Lag(
+        5, 2.5, partitions=[Behind("orders", 1, 5, 2.5)]
+    )
     monkeypatch.setattr(Log, "ends", {("orders", 0): 10, ("orders", 1): 7})
-    assert status.lag_shown(CONFIG, READ, clock) == {
-        "records": 0, "seconds": 0.0, "unknown": None,
-    }  # fmt: skip
+    assert status.lag_shown(CONFIG, READ, clock) == Lag(0, 0.0)
 
 
 def test_what_cannot_be_asked_is_unknown_and_says_why(
     clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert status.lag_shown(CONFIG, READ, clock)["unknown"] == "Gave up after 2 s."
-    assert status.lag_shown(CONFIG, None, clock)["unknown"] == "no epoch was committed yet"
+    assert status.lag_shown(CONFIG, READ, clock).unknown == "Gave up after 2 s."
+    assert status.lag_shown(CONFIG, None, clock).unknown == "no epoch was committed yet"
     monkeypatch.undo()
     told = status.lag_shown(CONFIG, READ, clock)
-    assert told["unknown"] == "no broker at 127.0.0.1:1 answers"
+    assert told.unknown == "no broker at 127.0.0.1:1 answers"
 
 
 def entry(epoch: int, finished_ms: int) -> EpochEntry:
@@ -148,7 +147,6 @@ def test_the_state_in_a_word(
     supervised: str | None, process: int | None, records: int | None, now_ms: int, state: str
 ) -> None:
     found = Look(Path("c"), 0, [], {}, None, [entry(0, 1000)], [])
-    lag = {"records": records}
-    assert status.state_of(supervised, process, found, lag, now_ms) == state
+    assert status.state_of(supervised, process, found, records, now_ms) == state
     nothing = Look(Path("c"), -1, [], {}, None, [], [])
-    assert status.state_of(None, None, nothing, lag, now_ms) == "never started"
+    assert status.state_of(None, None, nothing, records, now_ms) == "never started"

@@ -16,6 +16,9 @@
     GET    /api/v1/sinks/{pipeline}/{sink}            the sink's last epoch
     GET    /api/v1/sinks/{pipeline}/{sink}/epochs/{epoch}   what it committed as this epoch
     PUT    /api/v1/sinks/{pipeline}/{sink}/epochs/{epoch}   write an epoch once
+    GET    /api/v1/pipelines             {"pipelines": [...]}: what each has last reported, its age
+    GET    /api/v1/pipelines/{name}
+    PUT    /api/v1/pipelines/{name}/report            a running pipeline's `PipelineStatus`
     GET    /api/v1/storage                            {"objects": url}
     POST   /api/v1/grants                {"bytes", "client_id"}: what may be read of the quota, when
 

@@ -19,6 +19,7 @@ from catchwater.broker.broker import Broker
 from catchwater.broker.control.entry import ByHandler, Caller, Free, OfCluster, entry
 from catchwater.broker.control.epochs import Epochs
 from catchwater.broker.control.pins import Pins
+from catchwater.broker.control.pipelines import Pipelines
 from catchwater.broker.control.plans import Plans
 from catchwater.broker.control.replies import Refusal, find, http_error, json_reply, operating_error
 from catchwater.broker.gate import Operation
@@ -173,7 +174,10 @@ def _topic(topic: Topic) -> dict[str, Any]:
 
 def create_app(broker: Broker) -> Starlette:
     """The application; it has no state of its own."""
-    chapters = (Health(broker), Topics(broker), Plans(broker), Pins(broker), Epochs(broker))
+    chapters = (
+        Health(broker), Topics(broker), Plans(broker), Pins(broker), Epochs(broker),
+        Pipelines(broker),
+    )  # fmt: skip
     return Starlette(
         routes=[route for chapter in chapters for route in chapter.routes()],
         exception_handlers={HTTPException: http_error, CatchwaterError: operating_error},

@@ -20,6 +20,7 @@ from catchwater.catalog.errors import (
     CatalogUncertain,
     EpochGap,
     SessionFenced,
+    TooManyReports,
     TopicExists,
     TopicUnknown,
 )
@@ -55,6 +56,7 @@ _STATUSES: Mapping[type[CatchwaterError], tuple[int, str]] = {
     PlanTooLarge: (413, "PLAN_TOO_LARGE"),
     EpochGap: (409, "EPOCH_GAP"),
     StagedDamaged: (422, "STAGED_DAMAGED"),
+    TooManyReports: (507, "TOO_MANY_REPORTS"),
     CatalogFull: (507, "STORAGE_FULL"),
     CatalogUnavailable: (503, "CATALOG_UNAVAILABLE"),
     CatalogUncertain: (503, "CATALOG_UNCERTAIN"),
@@ -62,14 +64,14 @@ _STATUSES: Mapping[type[CatchwaterError], tuple[int, str]] = {
 }
 
 
-async def read_body(request: Request, kind: type[T]) -> T:
+async def read_body(request: Request, kind: type[T], most_bytes: int = MAX_BODY_BYTES) -> T:
     """The request's body as this type. Raises `Refusal` if it is too large or of another type."""
     data = bytearray()
     try:
         async for piece in request.stream():
             data += piece
-            if len(data) > MAX_BODY_BYTES:
-                raise Refusal(413, "BODY_TOO_LARGE", f"A body has up to {MAX_BODY_BYTES} bytes.")
+            if len(data) > most_bytes:
+                raise Refusal(413, "BODY_TOO_LARGE", f"A body has up to {most_bytes} bytes.")
     except ClientDisconnect:
         raise Refusal(400, "INVALID_BODY", "The client left before its body had come.") from None
     try:

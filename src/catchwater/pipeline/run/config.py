@@ -237,6 +237,8 @@ class PipelineConfig:
     calls: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Call → what is to be other than the function declares."""
     folder: Path = Path(".")
+    file: str = field(default="", compare=False)
+    """What a command names it by, `cards.toml` or `cards.py:pipeline`; empty: no file has it."""
     name: Annotated[str | None, _Key("pipeline", "name", _text)] = None
     """None: the first function's name."""
     state: Annotated[str | None, _Key("pipeline", "state", _text)] = None
@@ -268,6 +270,8 @@ class PipelineConfig:
     """How long the driver of a checkpoint at a URL may be silent before another may take over."""
     metrics: Annotated[str | None, _Key("pipeline", "metrics", _address)] = None
     """`host:port` where Prometheus finds them; None: nowhere."""
+    max_staleness_ms: Annotated[int | None, _Key("pipeline", "max_staleness", _duration)] = None
+    """So old may the oldest record be that was not processed; None: as `verdicts` has it."""
     owner: Annotated[str | None, _Key("pipeline", "owner", _text)] = None
     """Who answers for it, for people and reports."""
     runbook: Annotated[str | None, _Key("pipeline", "runbook", _text)] = None
@@ -387,7 +391,7 @@ def read(path: Path, environment: Mapping[str, str]) -> PipelineConfig:
         raise ConfigError(f"{path}: not valid TOML: {problem}.") from problem
     origin = _Origin(str(path), path.resolve().parent, text)
     settings = [*_from_document(origin, document), *_from_environment(environment, document)]
-    return _build(origin, settings, document, environment)
+    return replace(_build(origin, settings, document, environment), file=str(path.absolute()))
 
 
 def of_document(

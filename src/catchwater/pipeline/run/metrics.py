@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_serv
 from catchwater.config import ConfigError
 from catchwater.recovery.contract import Contract, budgets
 from catchwater.recovery.ledger import CallEpoch, EpochEntry, operator_ms, parts_ms
+from catchwater.verdicts import PipelineStatus
 
 _LABELS = ("pipeline", "function")
 _COUNTED = {
@@ -149,6 +150,9 @@ class PipelineMetrics:
             self.take(entry)
         if newest is not None:
             self.take_contract(newest)
+
+    def observe(self, status: PipelineStatus) -> None:
+        """What was found out just now, also while no epoch ends."""
 
     def take(self, entry: EpochEntry) -> None:
         """An epoch that was committed."""

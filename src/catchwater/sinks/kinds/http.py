@@ -588,4 +588,5 @@ KIND = Kind(
     check=_check,
     open=_open,
     look=_look,
+    reads_many=False,
 )

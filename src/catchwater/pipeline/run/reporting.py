@@ -1,0 +1,236 @@
+"""What a running pipeline says of itself, whatever it is doing: to its broker and to Prometheus.
+
+Two threads beside the query, so that a query that is stuck is seen to be. One finds out the
+pipeline's status (`pipeline.status`) every few seconds and soon after each commit, moves the gauges
+and reports to the log's control API; a log without one, as another Kafka is, is not reported to.
+The other compares the newest rows of every sink with what was put out, for one percent of its time.
+
+Neither ever fails the pipeline: what keeps a report from being made or taken is logged when it
+begins, and tried again.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing, suppress
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from catchwater.clock import Clock
+from catchwater.config import CatchwaterError
+from catchwater.pipeline.opened import OpenPipeline
+from catchwater.pipeline.run.config import PipelineConfig
+from catchwater.pipeline.status import LogWatch, status_of
+from catchwater.recovery import checkpoint, compared, handover
+from catchwater.recovery.intact import Look, look
+from catchwater.recovery.ledger import FOLDER
+from catchwater.sinks import reconcile
+from catchwater.sinks.base import Sink
+from catchwater.sinks.config import SinkConfig, open_sink
+from catchwater.verdicts import REPORT_S, Compared, PipelineStatus
+
+_log = logging.getLogger("catchwater.pipeline")
+
+SOONEST_S = 2.0
+"""Reports are that far apart at least: short epochs are reported together."""
+_AGAIN_S = 0.3
+"""After so long a checkpoint that looked damaged is looked at again: epochs come and go."""
+_TELL_S = 2.0
+"""How long the control API is asked for each report."""
+_REFUSED_S = 60.0
+"""After a refusal the next report waits so long."""
+_EPOCHS = 20
+"""So many epochs a report lists."""
+_STOP_S = 2.0
+"""How long the end waits for what a thread is doing."""
+
+COMPARE_SOONEST_S, COMPARE_LATEST_S = 10.0, 3600.0
+COMPARE_IDLE_S = 60.0
+"""The soonest where there was no epoch since the comparison before."""
+COMPARE_SHARE = 0.01
+"""Of its time the comparison of sinks works, at most."""
+COMPARE_ROWS = 100_000
+"""Rows of a sink that are compared, of its newest epochs: about 30 MB."""
+
+
+class Reporter:
+    """Reports a pipeline from `start` to `stop`."""
+
+    def __init__(
+        self,
+        pipeline: OpenPipeline,
+        clock: Clock,
+        observe: Callable[[PipelineStatus], None] = lambda status: None,
+    ) -> None:
+        """`observe` is given every status, as is the broker."""
+        self.last_state = "failed"
+        """The pipeline's at the end."""
+        self._pipeline = pipeline
+        self._clock = clock
+        self._observe = observe
+        self._log = LogWatch(pipeline.config, clock)
+        self._wake = threading.Event()
+        self._ended = threading.Event()
+        self._silent_until_s = 0.0
+        self._trouble = ""
+        self._found: Look | None = None
+        self._marks: object = None
+        """What changes where `_found` does."""
+        threads = {"report": self._report, "compare": self._compare}
+        self._threads = [
+            threading.Thread(target=run, name=name, daemon=True) for name, run in threads.items()
+        ]
+
+    def start(self) -> None:
+        """Begin, at once."""
+        for thread in self._threads:
+            thread.start()
+
+    def committed(self) -> None:
+        """Report soon: there is a new epoch."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """End, and report for the last time what has become of the pipeline."""
+        self._ended.set()
+        self._wake.set()
+        for thread in self._threads:
+            thread.join(_STOP_S)
+        if not self._threads[0].is_alive():
+            if not self._trouble:
+                self._once(self.last_state)
+            self._log.close()
+
+    def _report(self) -> None:
+        while not self._ended.is_set():
+            self._once()
+            self._ended.wait(SOONEST_S)
+            self._wake.wait(REPORT_S - SOONEST_S)
+            self._wake.clear()
+
+    def _once(self, state: str | None = None) -> None:
+        """Find out, show and tell; never raises what can happen outside of this program."""
+        try:
+            status = self._status(state)
+            self._observe(status)
+            self._tell(status)
+        except (CatchwaterError, OSError) as error:
+            if self._trouble != str(error):
+                self._trouble = str(error)
+                _log.warning("The pipeline's status is not reported: %s", error)
+        else:
+            self._trouble = ""
+
+    def _status(self, state: str | None) -> PipelineStatus:
+        config = self._pipeline.config
+        marks = _marks(config.checkpoint)
+        if self._found is None or self._marks != marks:
+            self._found, self._marks = steady_look(config, self._clock), marks
+        return status_of(config, self._found, self._clock, self._log, state)
+
+    def _tell(self, status: PipelineStatus) -> None:
+        control = self._log.control
+        if control is None or self._clock.monotonic_s() < self._silent_until_s:
+            return
+        shown = msgspec.structs.replace(status, recent_epochs=status.recent_epochs[-_EPOCHS:])
+        try:
+            control.report(status.name, msgspec.to_builtins(shown))
+        except CatchwaterError:
+            self._silent_until_s = self._clock.monotonic_s() + _REFUSED_S
+            raise
+
+    # The sinks.
+
+    def _compare(self) -> None:
+        wait_s, before = SOONEST_S, -1
+        folder = self._pipeline.config.checkpoint
+        while not self._ended.wait(wait_s):
+            wait_s, last = SOONEST_S, checkpoint.last_commit(folder)
+            if last < 0 or handover.is_shadow(folder, last):
+                continue
+            began_s = self._clock.monotonic_s()
+            found = self._compared(last)
+            took_s = self._clock.monotonic_s() - began_s
+            soonest_s = COMPARE_IDLE_S if last == before else COMPARE_SOONEST_S
+            wait_s = min(max(took_s / COMPARE_SHARE, soonest_s), COMPARE_LATEST_S)
+            before = last
+            with suppress(OSError):  # without its file the verdict is that nobody knows
+                found = [msgspec.structs.replace(each, every_s=wait_s) for each in found]
+                compared.keep(folder, found, self._pipeline.config.every_sink)
+            self._wake.set()
+
+    def _compared(self, last: int) -> list[Compared]:
+        sinks = self._pipeline.config.every_sink
+        with ExitStack() as opened:
+            return [
+                compare(name, partial(self._opened, config, opened), config, last, self._clock)
+                for name, config in sinks.items()
+                if config.declared.reads_many
+            ]
+
+    def _opened(self, config: SinkConfig, opened: ExitStack) -> Sink:
+        """A second one beside that of the query, whose connections are its own."""
+        sink = open_sink(config, self._pipeline.context_of(config))
+        return opened.enter_context(closing(sink))
+
+
+def _marks(folder: Path) -> tuple[object, ...]:
+    """What is other than before where an epoch was planned, committed, bound or forgotten."""
+    places = ("offsets", "commits", f"{FOLDER}/epochs", f"{FOLDER}/contracts", FOLDER)
+    found: list[object] = []
+    for place in places:
+        try:
+            found.append((folder / place).stat().st_mtime_ns)
+        except OSError:
+            found.append(None)
+    return tuple(found)
+
+
+def steady_look(config: PipelineConfig, clock: Clock) -> Look:
+    """What the checkpoint's files say; what comes and goes meanwhile is not taken for damage."""
+    found = look(config.checkpoint)
+    if not found.broken and not found.problems:
+        return found
+    clock.pause(_AGAIN_S)
+    return look(config.checkpoint)
+
+
+def compare(
+    name: str, opened: Callable[[], Sink], config: SinkConfig, committed: int, clock: Clock
+) -> Compared:
+    """The newest rows of a sink and what was put out, side by side.
+
+    A row that an epoch replaces meanwhile looks as if it were missing: what differs, differs twice.
+    """
+    try:
+        sink = opened()
+        found = reconcile.verify(sink, committed, most_rows=COMPARE_ROWS)
+        if found.findings or found.gone:
+            again = reconcile.verify(sink, committed, most_rows=COMPARE_ROWS)
+            both = {each.id for each in again.findings}
+            kept = tuple(each for each in found.findings if each.id in both)
+            gone = tuple(each for each in found.gone if each in again.gone)
+            found = found._replace(findings=kept, gone=gone)
+    except (CatchwaterError, OSError) as error:
+        return Compared(name, clock.now_ms(), problem=str(error))
+    return summed_up(name, found, clock.now_ms(), exactly_once=config.exactly_once)
+
+
+def summed_up(name: str, report: reconcile.Report, now_ms: int, *, exactly_once: bool) -> Compared:
+    """A comparison in numbers."""
+    kinds: Sequence[str] = [finding.kind for finding in report.findings]
+    return Compared(
+        name,
+        now_ms,
+        report.rows,
+        missing=kinds.count("missing"),
+        doubled=kinds.count("doubled"),
+        altered=kinds.count("altered"),
+        foreign=kinds.count("foreign"),
+        lost=len(report.gone),
+        first_epoch=report.first,
+        last_epoch=report.last,
+        exactly_once=exactly_once,
+    )
