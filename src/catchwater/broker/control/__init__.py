@@ -6,8 +6,7 @@
     GET    /api/v1/cluster                            the brokers, and this one's session
     GET    /api/v1/topics                             {"topics": [{"name", "id", "partitions"}]}
     GET    /api/v1/topics/{topic}                     offsets, bytes and places of each partition
-    POST   /api/v1/plans                              where ranges of offsets lie in storage, and
-                                                      which transactions in them were aborted
+    POST   /api/v1/plans                 where offsets lie in storage, and what of them was aborted
     GET    /api/v1/bytes/{object}        the bytes that a plan has named to a reader elsewhere
     GET    /api/v1/pins                               {"pins": [...]}
     PUT    /api/v1/pins/{id}             {"owner", "positions", a lease, "max_bytes"}
@@ -16,8 +15,7 @@
     GET    /api/v1/sinks/{pipeline}/{sink}            the sink's last epoch
     GET    /api/v1/sinks/{pipeline}/{sink}/epochs/{epoch}   what it committed as this epoch
     PUT    /api/v1/sinks/{pipeline}/{sink}/epochs/{epoch}   write an epoch once
-    GET    /api/v1/pipelines             {"pipelines": [...]}: what each has last reported, its age
-    GET    /api/v1/pipelines/{name}
+    GET    /api/v1/pipelines[/{name}]                 what they have last reported, and its age
     PUT    /api/v1/pipelines/{name}/report            a running pipeline's `PipelineStatus`
     GET    /api/v1/storage                            {"objects": url}
     POST   /api/v1/grants                {"bytes", "client_id"}: what may be read of the quota, when
