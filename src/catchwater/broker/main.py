@@ -6,6 +6,7 @@ directory or a port in use), it raises a `CatchwaterError` for the caller to pri
 """
 
 import asyncio
+import gc
 import logging
 import os
 import resource
@@ -48,6 +49,11 @@ from catchwater.wal.open import WalKind
 
 BACKLOG = 1024
 """Connections to the Kafka port that the kernel accepts before we do."""
+
+_COLLECT_AFTER = (10_000, 20, 50)
+"""New objects before a collection of the youngest, then how many of one kind before the next."""
+_IMPORTED_S = 15.0
+"""After so long what a thread imports at the start, numba, is there."""
 
 _ENOUGH_FILES = 2**30
 
@@ -285,6 +291,7 @@ async def _serve_log(
             tasks.create_task(server.sweep()),
             tasks.create_task(control_port.sweep()),
             tasks.create_task(_measure_loop_lag(broker)),
+            tasks.create_task(_collect_seldom(clock)),
             tasks.create_task(_refresh_security(broker, certificate)),
             tasks.create_task(_stop_if_replaced(log, stop)),
         ]
@@ -383,6 +390,21 @@ async def _refresh_security(broker: Broker, certificate: Certificate | None) -> 
         await broker.clock.sleep(0.5)
         for refresh in watched:
             await asyncio.to_thread(refresh)
+
+
+async def _collect_seldom(clock: Clock) -> None:
+    """Let all requests wait less, and less often, while Python looks for garbage in cycles.
+
+    A collection of everything looks at everything that was not frozen, and what was there from the
+    start, half of it imports, stays to the end. Next to nothing here makes cycles, so all three
+    collections may come more seldom than by default, by which a busy broker had one of everything
+    each second.
+    """
+    gc.set_threshold(*_COLLECT_AFTER)
+    for wait_s in (0.0, _IMPORTED_S):
+        await clock.sleep(wait_s)
+        gc.collect()
+        gc.freeze()
 
 
 async def _measure_loop_lag(broker: Broker) -> None:

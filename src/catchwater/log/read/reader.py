@@ -18,6 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import msgspec
+
 from catchwater.catalog.base import Catalog
 from catchwater.catalog.errors import CatalogRetriable
 from catchwater.catalog.rows import (
@@ -25,7 +27,7 @@ from catchwater.catalog.rows import (
     RunRow,
 )
 from catchwater.config import CatchwaterError
-from catchwater.log.format.batches import Block, DamagedObject, place
+from catchwater.log.format.batches import Block, DamagedObject, place, placed_block
 from catchwater.log.format.segment import SegmentTooNew
 from catchwater.log.read.history import History, LostBytes, PlanRange
 from catchwater.log.storage import Readable
@@ -41,6 +43,8 @@ _LOOKUPS = 3
 # What Python keeps beside the bytes: for a broker of tiny requests it is most of the tail.
 _CHUNK_OVERHEAD_BYTES = 384
 _RUN_OVERHEAD_BYTES = 640
+_FEW_BATCHES = 8
+"""So many are walked again by every read."""
 
 T = TypeVar("T")
 
@@ -86,20 +90,32 @@ class Batches:
                 return
 
 
-class _TailRun:
-    """A run in memory. Offsets are written into its bytes when it is first read, not before."""
+class _TailRun(msgspec.Struct, gc=False):
+    """A run in memory. Offsets are written into its bytes when it is first read, not before.
 
-    __slots__ = ("_bytes", "base_offset", "last_offset")
+    A broker of small requests keeps hundreds of thousands of them, and a collection of Python's
+    garbage, which stops the broker, takes as long as there are objects to look through. So the
+    collector does not know these, and they hold none that it knows but the chunk they share and,
+    where there are many batches to walk, what came of that.
+    """
 
-    def __init__(self, run: RunRow, data: memoryview) -> None:
-        self.base_offset = run.base_offset
-        self.last_offset = run.last_offset
-        self._bytes: memoryview | Block = data
+    base_offset: int
+    last_offset: int
+    chunk: memoryview
+    start: int
+    end: int
+    is_placed: bool = False
+    walked: Block | None = None
 
     def block(self) -> Block:
-        if isinstance(self._bytes, memoryview):
-            self._bytes = place(self._bytes, self.base_offset)
-        return self._bytes
+        if self.walked is not None:
+            return self.walked
+        data = self.chunk[self.start : self.end]
+        block = placed_block(data) if self.is_placed else place(data, self.base_offset)
+        self.is_placed = True
+        if len(block.ends) > _FEW_BATCHES:
+            self.walked = block
+        return block
 
 
 class Tail:
@@ -127,8 +143,8 @@ class Tail:
         for run in runs:
             key = (run.topic_id, run.partition)
             at = run.byte_offset - start
-            data = view[at : at + run.byte_size]
-            self._runs.setdefault(key, deque()).append(_TailRun(run, data))
+            kept = _TailRun(run.base_offset, run.last_offset, view, at, at + run.byte_size)
+            self._runs.setdefault(key, deque()).append(kept)
             keys.append(key)
         size = len(view) + _CHUNK_OVERHEAD_BYTES + _RUN_OVERHEAD_BYTES * len(runs)
         self._chunks.append((size, keys))

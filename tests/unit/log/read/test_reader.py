@@ -1,6 +1,7 @@
 """Reading: from memory, from WAL files and from segments, whole, patched and verified."""
 
 import asyncio
+import gc
 import logging
 import struct
 from collections.abc import Callable, Sequence
@@ -13,11 +14,12 @@ from catchwater.catalog.errors import CatalogUnavailable
 from catchwater.catalog.rows import (
     ObjectRow,
     PartitionKey,
+    RunRow,
 )
 from catchwater.config import LogConfig
 from catchwater.log.keep.pack import Packer
 from catchwater.log.read.history import PIECE_BYTES, PLAN_RANGE_BYTES
-from catchwater.log.read.reader import Batches, PlanRange, Reader, Unreadable
+from catchwater.log.read.reader import Batches, PlanRange, Reader, Tail, Unreadable
 from catchwater.log.storage import Storage
 from catchwater.objects.base import StoreError
 from catchwater.objects.memory import MemoryStore
@@ -132,6 +134,24 @@ async def test_the_tail_is_bounded_and_what_falls_out_is_read_from_storage(
     monkeypatch.setattr(log.storage, "read", None)  # the tail needs no storage
     assert offsets(await read(reader, key, 46)) == [(i, i) for i in range(46, 50)]
     await reader.close()
+
+
+async def test_what_the_tail_keeps_is_nothing_to_look_through_for_the_garbage_collector(
+    make_batch: MakeBatch,
+) -> None:
+    batch = make_batch([b"x"])
+    tail, at, runs = Tail(1 << 20), range(1000), []
+    for partition in at:
+        place = "wal/1", partition * len(batch), len(batch)
+        runs.append(RunRow(b"t" * 16, partition, 0, 0, *place, max_timestamp=0, record_count=1))
+    gc.collect()
+    before = len(gc.get_objects())
+    tail.add(runs, 0, bytearray(batch * len(at)))
+    for partition in at:
+        assert [len(block.data) for block in tail.blocks((b"t" * 16, partition), 0) or ()]
+    gc.collect()
+    # A queue for each partition; the chunk and its view.
+    assert len(gc.get_objects()) - before < len(at) + 20
 
 
 async def test_a_tail_with_a_hole_leaves_the_hole_to_storage(
