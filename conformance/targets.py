@@ -13,7 +13,7 @@ KAFKA_WITH_ACLS = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     "super.users": "User:ANONYMOUS",
 }
-"""Settings under which Apache Kafka takes ACLs, and lets everybody do everything all the same."""
+"""Settings under which a broker takes ACLs, and lets everybody do everything all the same."""
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ DECLARE = (of_topics, of_records, of_groups, of_transactions, of_cluster)
 
 def settings(against: str) -> dict[str, str]:
     """Of Kafka's optional parts, the one that a tool needs."""
-    return KAFKA_WITH_ACLS if against == "kafka" else {}
+    return dict(KAFKA_WITH_ACLS)
 
 
 def run(bootstrap: str, folder: Path) -> Iterator[Outcome]:

@@ -2,7 +2,7 @@
 
 The distribution leaves out `test/service.py`, with which the tests start a Kafka of their own;
 `kafka_python_plugin.py` stands in for it, and points them at our address. What starts a broker of
-its own all the same is skipped: that is TLS and SASL, which our brokers do not have.
+its own all the same is skipped: that is TLS and SASL.
 """
 
 import os
@@ -37,7 +37,8 @@ def settings(against: str) -> dict[str, str]:
     if against == "kafka":
         return _OF_ANY_BROKER | KAFKA_WITH_ACLS
     address = f"PLAINTEXT://127.0.0.1:{free_port()}"
-    return _OF_ANY_BROKER | {"listeners": address, "advertised.listeners": address}
+    where = {"listeners": address, "advertised.listeners": address}
+    return _OF_ANY_BROKER | KAFKA_WITH_ACLS | where
 
 
 def run(bootstrap: str, folder: Path) -> Iterator[Outcome]:

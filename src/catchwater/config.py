@@ -129,7 +129,8 @@ class BrokerConfig:
     `catchwater.wal` a kind, by default `file` alone and `object` among several.
     `catchwater.replay.quota.overrides` is a list as `replay_quotas` reads it.
 
-    `catchwater.access.file` has users and rules; without it everybody may do everything.
+    `super.users` may do everything; with it there are users and rules, which the catalog has and
+    `catchwater.access.file`. Without it everybody may do everything.
     `catchwater.audit.dir` is where its audit trail lies, by default in `log.dirs` if there are
     rules; `catchwater.insecure` lets the ports be reached from other machines without TLS.
     `catchwater.control.hosts` are further names by which clients may call the control API.
@@ -205,6 +206,11 @@ class BrokerConfig:
         return [each.strip() for each in self.super_users.split(";") if each.strip()]
 
     @property
+    def is_guarded(self) -> bool:
+        """Whether there are users and rules, and not everybody may do everything."""
+        return bool(self.super_user_names or self.catchwater_access_file)
+
+    @property
     def mechanisms(self) -> list[str]:
         """By which clients may log in."""
         return [each.strip() for each in self.sasl_enabled_mechanisms.split(",") if each.strip()]
@@ -212,7 +218,7 @@ class BrokerConfig:
     @property
     def audit_folder(self) -> Path | None:
         """Where the audit trail lies: there is one where there are rules, or where it is named."""
-        if self.catchwater_audit_dir is None and self.catchwater_access_file is None:
+        if self.catchwater_audit_dir is None and not self.is_guarded:
             return None
         return self.catchwater_audit_dir or self.log_dirs / "audit"
 
@@ -390,19 +396,20 @@ def _check_access(config: BrokerConfig, protocol: str) -> None:
         )
     if config.ssl_keystore_type != "PEM":
         raise ConfigError("ssl.keystore.type must be PEM.", hint="openssl pkcs12 -nodes converts.")
-    if config.catchwater_access_file is not None:
+    if config.is_guarded:
         if not config.super_user_names or not all(
             re.fullmatch(r"User:.+", each) for each in config.super_user_names
         ):
             raise ConfigError(
-                "catchwater.access.file is set, but super.users names nobody: nobody could do "
+                "There are to be users and rules, but super.users names nobody: nobody could do "
                 "anything.",
                 hint="Set super.users=User:admin; several are separated by semicolons.",
             )
     elif protocol.startswith("SASL_"):
         raise ConfigError(
             f"With listeners={protocol}://… clients log in, but there are no users.",
-            hint="Set catchwater.access.file; catchwater access user NAME --file FILE makes one.",
+            hint="Set super.users=User:admin, and catchwater.access.file; "
+            "catchwater access user admin --file FILE makes the first user.",
         )
 
 

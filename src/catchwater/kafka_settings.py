@@ -5,7 +5,7 @@ named in one warning. A setting whose user would get something else than request
 authorisation, another clean-up) is refused, unless it requests what is done anyway.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
@@ -45,9 +45,6 @@ _ONLY: Sequence[tuple[str, frozenset[str], str]] = (
     ("process.roles", frozenset({"broker", "broker,controller", "controller,broker"}),
      "this process serves clients; there are no controllers to run"),
     ("security.inter.broker.protocol", frozenset({"plaintext"}), _NO_SECURITY),
-    ("allow.everyone.if.no.acl.found", frozenset({"true"}), _NO_SECURITY),
-    ("authorizer.class.name", frozenset({""}), _NO_SECURITY),
-    ("super.users", frozenset({""}), _NO_SECURITY),
     ("sasl.*", frozenset(), _NO_SECURITY),
     ("ssl.*", frozenset(), _NO_SECURITY),
     ("security.*", frozenset(), _NO_SECURITY),
@@ -65,6 +62,20 @@ _ONLY: Sequence[tuple[str, frozenset[str], str]] = (
     ("quota.*", frozenset(), "there are no quotas but those of replays"),
     ("client.quota.callback.class", frozenset({""}), "there are no quotas but those of replays"),
 )  # fmt: skip
+_NO_RULES = "there are rules as soon as super.users names somebody (docs/security.md)"
+_WITH_RULES = "what no rule allows is denied as soon as super.users names somebody"
+_OF_RULES: Mapping[bool, Sequence[tuple[str, frozenset[str], str]]] = {
+    False: (
+        ("allow.everyone.if.no.acl.found", frozenset({"true"}), _NO_RULES),
+        ("authorizer.class.name", frozenset({""}), _NO_RULES),
+    ),
+    True: (
+        ("allow.everyone.if.no.acl.found", frozenset({"false"}), _WITH_RULES),
+        ("authorizer.class.name",
+         frozenset({"org.apache.kafka.metadata.authorizer.standardauthorizer"}), _WITH_RULES),
+    ),
+}  # fmt: skip
+"""Without super users, and with some."""
 _RETENTION_MS = {"log.retention.hours": 3_600_000, "log.retention.minutes": 60_000}
 _LISTENERS = ("listeners", "advertised.listeners")
 
@@ -92,7 +103,9 @@ def understood(settings: Sequence[Setting], known: Iterable[str]) -> Understood:
                 found.settings.append(_in_ms(setting))
         elif key in ours:
             found.settings.append(setting)
-        elif (reason := _refusal(key, value)) is not None:
+        elif (
+            reason := _refusal(key, value, bool(texts.get("super.users", "").strip()))
+        ) is not None:
             if reason:
                 found.refusals.append(f"{setting.where}: {key}={value}: {reason}.")
         elif any(fnmatchcase(key, pattern) for pattern in _WITHOUT_MEANING):
@@ -102,9 +115,9 @@ def understood(settings: Sequence[Setting], known: Iterable[str]) -> Understood:
     return found
 
 
-def _refusal(key: str, value: str) -> str | None:
+def _refusal(key: str, value: str, has_rules: bool) -> str | None:
     """Why this cannot be had; empty: it is so anyway; None: nothing is said about the key."""
-    for pattern, accepted, reason in _ONLY:
+    for pattern, accepted, reason in (*_ONLY, *_OF_RULES[has_rules]):
         if fnmatchcase(key, pattern):
             is_accepted = value.lower().replace(" ", "") in accepted
             return "" if is_accepted else reason

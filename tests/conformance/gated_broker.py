@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 from catchwater.broker import main as broker_main
 from catchwater.broker.broker import Broker
-from catchwater.broker.gate import Operation, Resource
+from catchwater.broker.gate import AllowAll, Operation, Resource
 from catchwater.config import load_broker_config
 
 
@@ -19,7 +19,7 @@ def main() -> None:
     denied, _, *command = sys.argv[1:]
     assert command[:2] == ["broker", "run"], command
 
-    class Denying:
+    class Denying(AllowAll):
         def may(self, principal: str, operation: Operation, resource: Resource) -> bool:
             return f"{operation} {resource.name}" not in Path(denied).read_text().splitlines()
 

@@ -21,6 +21,7 @@ from catchwater.catalog.errors import (
 from catchwater.catalog.memory import MemoryCatalog, MemoryDatabase, call_now
 from catchwater.catalog.rows import (
     AbortedRow,
+    AccessRows,
     Changes,
     EndedTxn,
     EpochCommit,
@@ -34,6 +35,7 @@ from catchwater.catalog.rows import (
     Pin,
     ProducerRow,
     ReportRow,
+    RuleRow,
     RunRow,
     Scope,
     ScopeRows,
@@ -41,6 +43,7 @@ from catchwater.catalog.rows import (
     Topic,
     TxnRow,
     TxnState,
+    VerifierRow,
 )
 from catchwater.catalog.sqlite import SqliteCatalog
 from catchwater.clock import ManualClock
@@ -195,6 +198,27 @@ def test_a_groups_positions_are_replaced(open_catalog: Open) -> None:
     assert catalog.committed("g") == {("t", 0): old, ("t", 1): new}
     assert catalog.committed("nobody") == {}
     assert catalog.groups() == ["g", "other"]
+
+
+def test_users_and_rules_are_changed_one_after_the_other(open_catalog: Open) -> None:
+    catalog = open_catalog()
+    rules = [RuleRow("User:a", "ALLOW", "READ", "TOPIC", name, "LITERAL", "*") for name in "tu"]
+    kept = VerifierRow("a", "SCRAM-SHA-256", "c2FsdA==", 4096, "a2V5", "a2V5")
+    first = catalog.change_access(lambda now: now._replace(rules=rules, verifiers=[kept])).result(5)
+    assert first.version == catalog.access_version() > 0
+    renewed = kept._replace(iterations=8192)
+    catalog.change_access(
+        lambda now: now._replace(rules=now.rules[1:], verifiers=[renewed])
+    ).result(5)
+    assert (catalog.access().rules, catalog.access().verifiers) == ([rules[1]], [renewed])
+    assert catalog.access_version() > first.version
+
+    def refuse(now: AccessRows) -> AccessRows:
+        raise CatchwaterError("not this")
+
+    with pytest.raises(CatchwaterError, match="not this"):
+        catalog.change_access(refuse).result(5)
+    assert open_catalog().access() == catalog.access()
 
 
 def test_pins_are_set_replaced_and_released(open_catalog: Open) -> None:
@@ -643,6 +667,9 @@ def test_a_state_taken_from_one_catalog_fills_an_empty_one_of_any_kind(
     put(source, chunk(0, 9, timestamp=7))
     source.commit_offsets("g", {("payments", 0): OffsetCommit(4, -1, "m")}).result(5)
     source.set_pin(Pin("p", "me", {("payments", 0): 3}, None, 1, 100, "extended")).result(5)
+    rule = RuleRow("User:a", "ALLOW", "READ", "TOPIC", "t", "LITERAL", "*")
+    kept = VerifierRow("a", "SCRAM-SHA-256", "c2FsdA==", 4096, "a2V5", "a2V5")
+    source.change_access(lambda now: now._replace(rules=[rule], verifiers=[kept])).result(5)
     epoch = source.claim_group("g", None).result(5).epoch
     empty = GroupChanges(1, "gone", {}, True, True)
     source.keep_group("g", empty, claim_epoch=epoch).result(5)

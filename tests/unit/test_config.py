@@ -167,6 +167,19 @@ def test_the_finest_unit_of_retention_wins_as_in_kafka(
     assert load_broker_config(written(tmp_path, text), {}).log_retention_ms == expected
 
 
+def test_kafkas_authorizer_is_taken_where_super_users_are_named(tmp_path: Path) -> None:
+    authorizer = (
+        "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\n"
+        "allow.everyone.if.no.acl.found=false\n"
+    )
+    guarded = load_broker_config(written(tmp_path, f"{authorizer}super.users=User:admin\n"), {})
+    assert guarded.is_guarded and not BrokerConfig().is_guarded
+    told = str(refusal(written(tmp_path, authorizer)))
+    assert told.count("as soon as super.users names somebody") == 2
+    everyone = "super.users=User:a\nallow.everyone.if.no.acl.found=true\n"
+    assert "what no rule allows is denied" in str(refusal(written(tmp_path, everyone)))
+
+
 def test_a_named_listener_is_what_its_protocol_says(tmp_path: Path) -> None:
     names = "listener.security.protocol.map=INSIDE:PLAINTEXT,OUTSIDE:SSL\n"
     config = load_broker_config(written(tmp_path, f"{names}listeners=INSIDE://localhost:1\n"), {})

@@ -1,8 +1,11 @@
-"""Who there is and who may do what: the users and rules of a file, and the gate made of them.
+"""Who there is and who may do what: users and rules, and the gate made of them.
 
-The file is JSON: verifiers of passwords (`wire.security.verifiers`) by user, and rules as Kafka's
-ACLs. All changes go through `change`, under a lock, and replace the file as a whole; brokers look
-at it every second. One that cannot be read is reported, and what was read before stays in force.
+They are kept in two places, which count together. The catalog has those that `kafka-acls` and
+`kafka-configs` make (`acls.py`), for all brokers of the log. A file, which is changed without a
+broker, has the first of them: JSON with verifiers of passwords (`wire.security.verifiers`) by user,
+and rules as Kafka's ACLs. A user who is in both is the file's. All changes of the file go through
+`change`, under a lock, and replace it as a whole. Brokers look at both twice a second; what cannot
+be read is reported, and what was read before stays in force.
 
 The verdict is that of Kafka's StandardAuthorizer: a super user may do everything; a rule that
 denies wins; else a rule that allows has to be there. To be allowed to READ, WRITE, DELETE or ALTER
@@ -14,14 +17,16 @@ import fcntl
 import hmac
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
 from catchwater.broker.gate import Gate, Operation, Resource, ResourceType, is_sealed
+from catchwater.catalog.rows import AccessRows, RuleRow, VerifierRow
 from catchwater.config import CatchwaterError, ConfigError
 from catchwater.wire.security.verifiers import (
     NotProved,
@@ -73,6 +78,12 @@ class _Index:
             self.prefixed.setdefault(rule.name, []).append(rule)
             self.lengths.add(len(rule.name))
 
+    def all(self) -> Iterable[Rule]:
+        """All rules."""
+        for kind in (self.literal, self.prefixed):
+            for rules in kind.values():
+                yield from rules
+
     def about(self, name: str) -> Iterable[Rule]:
         """The rules that speak of this resource."""
         yield from self.literal.get(name, ())
@@ -90,6 +101,36 @@ class Rules:
         self._by_principal: dict[tuple[str, ResourceType], _Index] = {}
         for rule in self.all:
             self._by_principal.setdefault((rule.principal, rule.type), _Index()).add(rule)
+
+    def may_with_any(
+        self, principal: str, host: str, operation: Operation, kind: ResourceType
+    ) -> bool:
+        """Whether there could be a resource of this type with which a rule allows it.
+
+        As Kafka's `authorizeByResourceType`: unless all that is allowed is denied again.
+        """
+        speak = [
+            rule
+            for who in (principal, EVERYBODY)
+            if (index := self._by_principal.get((who, kind)))
+            for rule in index.all()
+            if rule.host in (ANY, host) and rule.operation in (operation, ALL)
+        ]
+        denied = {(rule.pattern, rule.name) for rule in speak if rule.permission == "DENY"}
+        if ("LITERAL", ANY) in denied:
+            return False
+        return any(
+            rule[4:6] == (ANY, "LITERAL")
+            or (
+                (rule.pattern, rule.name) not in denied
+                and not any(
+                    ("PREFIXED", rule.name[:length]) in denied
+                    for length in range(1, len(rule.name) + 1)
+                )
+            )
+            for rule in speak
+            if rule.permission == "ALLOW"
+        )
 
     def may(self, principal: str, host: str, operation: Operation, resource: Resource) -> bool:
         """Whether a rule allows it and none denies it."""
@@ -117,7 +158,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class Access:
-    """What one version of the file says."""
+    """Users and rules as they are at one moment."""
 
     users: Mapping[str, Verifiers] = field(default_factory=dict)
     rules: Rules = field(default_factory=Rules)
@@ -179,10 +220,7 @@ def change(path: Path, decide: Callable[[Access], Access]) -> Access:
         rules = [{**rule._asdict(), "type": str(rule.type)} for rule in changed.rules.all]
         users = {
             name: {
-                mechanism: {
-                    key: value if isinstance(value, int) else base64.b64encode(value).decode()
-                    for key, value in kept._asdict().items()
-                }
+                mechanism: {key: _shown(value) for key, value in kept._asdict().items()}
                 for mechanism, kept in kinds.items()
             }
             for name, kinds in changed.users.items()
@@ -208,7 +246,12 @@ def with_user(access: Access, name: str, kept: Verifiers | None) -> Access:
 
 def with_rule(access: Access, rule: Rule) -> Access:
     """With this rule, once."""
-    return replace(access, rules=Rules(dict.fromkeys((*access.rules.all, rule))))
+    return with_rules(access, (rule,))
+
+
+def with_rules(access: Access, rules: Iterable[Rule]) -> Access:
+    """With these rules, each once."""
+    return replace(access, rules=Rules(dict.fromkeys((*access.rules.all, *rules))))
 
 
 def without_rules(access: Access, gone: Callable[[Rule], bool]) -> Access:
@@ -216,30 +259,107 @@ def without_rules(access: Access, gone: Callable[[Rule], bool]) -> Access:
     return replace(access, rules=Rules(rule for rule in access.rules.all if not gone(rule)))
 
 
-class Guard:
-    """The file as it is in force, and the gates of those who have come in by it."""
+def of_rows(rows: AccessRows) -> Access:
+    """What the catalog keeps."""
+    users: dict[str, dict[str, Verifier]] = {}
+    for row in rows.verifiers:
+        salt, stored, server = map(base64.b64decode, (row.salt, row.stored_key, row.server_key))
+        users.setdefault(row.name, {})[row.mechanism] = Verifier(
+            salt, row.iterations, stored, server
+        )
+    return Access(users, Rules(Rule(*_typed(row)) for row in rows.rules))
 
-    def __init__(self, path: Path, super_users: Iterable[str]) -> None:
-        """Raises `AccessFileBad`."""
+
+def changed_rows(decide: Callable[[Access], Access]) -> Callable[[AccessRows], AccessRows]:
+    """The same change, of the catalog's rows."""
+
+    def change_rows(rows: AccessRows) -> AccessRows:
+        after = decide(of_rows(rows))
+        verifiers = [
+            VerifierRow(name, mechanism, *(_shown(value) for value in kept))
+            for name, kinds in after.users.items()
+            for mechanism, kept in kinds.items()
+        ]
+        rules = [RuleRow(*map(str, rule)) for rule in after.rules.all]
+        return AccessRows(rows.version, rules, verifiers)
+
+    return change_rows
+
+
+def _typed(row: RuleRow) -> Any:
+    return row._replace(type=ResourceType(row.type))
+
+
+def _shown(value: int | bytes) -> Any:
+    return value if isinstance(value, int) else base64.b64encode(value).decode()
+
+
+class Kept(Protocol):
+    """Where all brokers keep users and rules: the log."""
+
+    def access_version(self) -> int:
+        """Grows with every change; blocks."""
+        ...
+
+    def access(self) -> AccessRows:
+        """Users and rules; blocks."""
+        ...
+
+
+class Guard:
+    """Users and rules as they are in force, and the gates of those who have come in by them."""
+
+    def __init__(
+        self, path: Path | None, super_users: Iterable[str], kept: Kept | None = None
+    ) -> None:
+        """Blocks. Raises `AccessFileBad`, `CatalogUnavailable`."""
         self.path = path
         self.super_users = frozenset(super_users)
-        self.access = read(path)
+        self.of_file = Access() if path is None else read(path)
         self._seen = self._look()
+        self._kept = kept
+        rows = AccessRows(0, (), ()) if kept is None else kept.access()
+        self._version = rows.version
+        self._of_catalog = of_rows(rows)
+        self.access = _together(self._of_catalog, self.of_file)
         self._proved: dict[bytes, Access] = {}
         """Digests of names with passwords that were right, and by which version."""
+        self._refreshing = threading.Lock()
+        self._has_failed = False
 
     def refresh(self) -> None:
-        """Take over what the file says now, if it is another."""
-        try:
-            seen = self._look()
-            if seen != self._seen:
-                self._seen = seen
-                self.access = read(self.path)
-                _LOG.info("Users and rules are those of the changed %s now.", self.path)
-        except (OSError, CatchwaterError) as error:
-            _LOG.error("Users and rules stay as they were: %s", error)
+        """Take over what there is now, if it is another; blocks."""
+        with self._refreshing:
+            try:
+                if self._refresh():
+                    self.access = _together(self._of_catalog, self.of_file)
+                    _LOG.info("Users and rules have changed.")
+                self._has_failed = False
+            except (OSError, CatchwaterError) as error:
+                if not self._has_failed:
+                    _LOG.error("Users and rules stay as they were: %s", error)
+                self._has_failed = True
+
+    def _refresh(self) -> bool:
+        """Whether something is another."""
+        version = 0 if self._kept is None else self._kept.access_version()
+        has_changed = version != self._version
+        if self._kept is not None and has_changed:
+            rows = self._kept.access()
+            self._of_catalog, self._version = of_rows(rows), rows.version
+        seen = self._look()
+        if self.path is not None and seen != self._seen:
+            self._seen = seen
+            try:
+                self.of_file = read(self.path)
+                has_changed = True
+            except CatchwaterError as error:
+                _LOG.error("The users and rules of a file stay as they were: %s", error)
+        return has_changed
 
     def _look(self) -> tuple[int, int, int]:
+        if self.path is None:
+            return 0, 0, 0
         status = self.path.stat()
         return status.st_mtime_ns, status.st_size, status.st_ino
 
@@ -268,6 +388,11 @@ class Guard:
         self._proved[digest] = access
 
 
+def _together(of_catalog: Access, of_file: Access) -> Access:
+    rules = dict.fromkeys((*of_file.rules.all, *of_catalog.rules.all))
+    return Access({**of_catalog.users, **of_file.users}, Rules(rules))
+
+
 _DIGEST_KEY = os.urandom(32)
 
 
@@ -282,6 +407,7 @@ class _ClientGate:
         self._guard = guard
         self._principal = principal
         self._host = host
+        self._is_super = principal in guard.super_users
         self._access = guard.access
         self._verdicts: dict[tuple[Operation, Resource], bool] = {}
 
@@ -298,14 +424,20 @@ class _ClientGate:
         if len(self._verdicts) >= MOST_VERDICTS:
             self._verdicts.clear()
         verdict = not is_sealed(operation, resource) and (
-            self._principal in self._guard.super_users
+            self._is_super
             or self._access.rules.may(self._principal, self._host, operation, resource)
         )
         self._verdicts[asked] = verdict
         return verdict
 
+    def may_with_any(self, principal: str, operation: Operation, kind: ResourceType) -> bool:
+        """Whether there could be something of this type with which the client may do this."""
+        rules = self._guard.access.rules
+        return self._is_super or rules.may_with_any(self._principal, self._host, operation, kind)
+
 
 __all__ = [
     "ALL", "ANY", "EVERYBODY", "Access", "AccessFileBad", "Guard", "NotProved", "Rule", "Rules",
-    "change", "read", "with_rule", "with_user", "without_rules",
+    "change", "changed_rows", "of_rows", "read", "with_rule", "with_rules",
+    "with_user", "without_rules",
 ]  # fmt: skip

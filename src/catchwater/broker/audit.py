@@ -14,6 +14,7 @@ there is to see of each; a line is written for every one that is another afterwa
 """
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
@@ -371,7 +372,12 @@ def _access(broker: "Broker", request: Any) -> Iterable[Look]:
         if guard is None:
             return None
         rules = [" ".join(rule) for rule in guard.access.rules.all]
-        return {"users": sorted(guard.access.users), "rules": rules}
+        users = {
+            f"{name} {mechanism}": f"salt {hashlib.sha256(kept.salt).hexdigest()[:8]}"
+            for name, kinds in guard.access.users.items()
+            for mechanism, kept in kinds.items()
+        }  # a new password has a new salt
+        return {"users": users, "rules": rules}
 
     yield Look(THE_CLUSTER, Operation.ALTER, see)
 

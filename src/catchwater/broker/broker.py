@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from catchwater.broker.access import Guard
+from catchwater.broker.access import Access, Guard, changed_rows
 from catchwater.broker.audit import Audit, Client
 from catchwater.broker.coordination.coordinator import Coordinator
 from catchwater.broker.coordination.held import MOVED
@@ -117,6 +117,15 @@ class Broker:
     def gate_of(self, principal: str, host: str) -> Gate:
         """What lets a principal pass that comes from this host; to be kept for its connection."""
         return self.gate if self.guard is None else self.guard.gate(principal, host)
+
+    async def change_access(self, decide: Callable[[Access], Access]) -> None:
+        """Change the users and rules of all brokers; in force here when this returns.
+
+        Raises `CatalogRetriable`, and what `decide` raises.
+        """
+        await self.log.change_access(changed_rows(decide))
+        if self.guard is not None:
+            await asyncio.to_thread(self.guard.refresh)
 
     def keeper_url(self, account: str) -> str:
         """The control API of the live broker that keeps this account, the same for all who ask.

@@ -54,6 +54,8 @@ class ResourceType(StrEnum):
     GROUP = "GROUP"
     CLUSTER = "CLUSTER"
     TRANSACTIONAL_ID = "TRANSACTIONAL_ID"
+    DELEGATION_TOKEN = "DELEGATION_TOKEN"
+    USER = "USER"
 
 
 class Resource(NamedTuple):
@@ -74,11 +76,18 @@ class Gate(Protocol):
         """Whether `principal`, such as `User:ANONYMOUS`, may do this. Does not block."""
         ...
 
+    def may_with_any(self, principal: str, operation: Operation, kind: ResourceType) -> bool:
+        """Whether there could be a resource of this type with which `principal` may do this."""
+        ...
+
 
 class AllowAll:
     """Everybody may do everything."""
 
     def may(self, principal: str, operation: Operation, resource: Resource) -> bool:
+        return True
+
+    def may_with_any(self, principal: str, operation: Operation, kind: ResourceType) -> bool:
         return True
 
 
@@ -100,6 +109,9 @@ class AllButSealed:
     def may(self, principal: str, operation: Operation, resource: Resource) -> bool:
         return not is_sealed(operation, resource)
 
+    def may_with_any(self, principal: str, operation: Operation, kind: ResourceType) -> bool:
+        return True
+
 
 Resources = Callable[["Broker", Any], Iterable[Resource]]
 """The resources that a request, or one item of it, names; only these are checked."""
@@ -111,7 +123,7 @@ class Whole(NamedTuple):
     operation: Operation
     resources: Resources
     or_any_topic: Operation | None = None
-    """A principal that may do this with any one topic is let through as well."""
+    """A principal that may do this with any one topic, there or not, is let through as well."""
 
 
 class Each(NamedTuple):

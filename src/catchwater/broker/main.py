@@ -226,8 +226,8 @@ def _broker(config: BrokerConfig, clock: Clock, log: Log, places: Places, peers:
     if isinstance(log.objects, RetryingStore):
         broker.metrics.show_store(log.objects.requests)
     broker.kafka_address, broker.control_url = places
-    if config.catchwater_access_file is not None:
-        broker.guard = Guard(config.catchwater_access_file, config.super_user_names)
+    if config.is_guarded:
+        broker.guard = Guard(config.catchwater_access_file, config.super_user_names, log)
     broker.unreachable = peers.unreachable
     if config.audit_folder is not None:
         broker.audit = Audit(broker, _trail(config, clock))

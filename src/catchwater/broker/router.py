@@ -172,10 +172,7 @@ def _denied(
     for resource in ask.resources(broker, request):
         if not gate.may(principal, ask.operation, resource):
             other = ask.or_any_topic
-            if other is None or not any(
-                gate.may(principal, other, Resource(ResourceType.TOPIC, topic.name))
-                for topic in broker.log.topics
-            ):
+            if other is None or not gate.may_with_any(principal, other, ResourceType.TOPIC):
                 return resource
     return None
 

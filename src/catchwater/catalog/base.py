@@ -40,6 +40,7 @@ from catchwater.catalog.errors import (
 )
 from catchwater.catalog.rows import (
     AbortedRow,
+    AccessRows,
     Changes,
     EpochCommit,
     GroupChanges,
@@ -56,6 +57,7 @@ from catchwater.catalog.rows import (
     PinState,
     ProducerRow,
     ReportRow,
+    RuleRow,
     RunRow,
     Scope,
     ScopeRows,
@@ -65,12 +67,14 @@ from catchwater.catalog.rows import (
     StorageRow,
     Topic,
     TxnRow,
+    VerifierRow,
 )
 from catchwater.catalog.topics import collision
 
 C = TypeVar("C", bound="Catalog")
 P = ParamSpec("P")
 T = TypeVar("T")
+R = TypeVar("R", bound=tuple[object, ...])
 
 AlterConfig = Callable[[Mapping[str, str]], Mapping[str, str]]
 """A topic's settings to those it shall have; pure, and may be called again."""
@@ -618,6 +622,37 @@ class Catalog(ABC):
         """The last report of every pipeline, by name."""
         return [ReportRow._make(row) for row in db.query("report_select")]
 
+    # --- users and rules ---------------------------------------------------------------------
+
+    @query
+    def access_version(self, db: Db) -> int:
+        """Of users and rules; it grows with every change."""
+        [(version,)] = db.query("access_version")
+        return int(version)
+
+    @query
+    def access(self, db: Db) -> AccessRows:
+        """Users and rules of this version, or later."""
+        return _access_rows(db)
+
+    @change
+    def change_access(self, db: Db, decide: Callable[[AccessRows], AccessRows]) -> AccessRows:
+        """Replace users and rules by what `decide` makes of them; those that there are then.
+
+        Two that change at once do so one after the other. Fails with what `decide` raises.
+        """
+        [(version,)] = db.query("access_version_take")
+        before = _access_rows(db)
+        after = decide(before)
+        gone_rules, new_rules = _differences(before.rules, after.rules)
+        gone, new = _differences(before.verifiers, after.verifiers)
+        with db.in_one_trip():
+            db.many("access_rule_delete", gone_rules)
+            db.many("access_rule_insert", new_rules)
+            db.many("access_verifier_delete", [row[:2] for row in gone])
+            db.many("access_verifier_insert", new)
+        return after._replace(version=int(version))
+
     # --- backups of the state ----------------------------------------------------------------
     # The state is all but the runs in segments, which say of themselves what they hold. Brokers,
     # leases, reports and the members of groups are left out: those of an earlier time would pass
@@ -693,6 +728,8 @@ STATE = {
     "group_claim": ("group_claim_all", "group_claim_insert"),
     "pin": ("pin_select", "pin_upsert"),
     "sink_epoch": ("sink_epoch_all", "sink_epoch_insert"),
+    "access_rule": ("access_rule_select", "access_rule_insert"),
+    "access_verifier": ("access_verifier_select", "access_verifier_insert"),
     "object": ("object_chunks", "object_upsert"),
     "run": ("run_of_chunks", "run_insert"),
 }
@@ -740,6 +777,19 @@ def _group_row(claims: Rows, group: str, db: Db) -> GroupRow:
     [(epoch, generation, state, emptied_ms)] = claims
     members = {member_id: kept for member_id, kept in db.query("group_member_select", group)}
     return GroupRow(epoch, generation, state, emptied_ms, members)
+
+
+def _access_rows(db: Db) -> AccessRows:
+    [(version,)] = db.query("access_version")  # first: what is read after it is no older
+    rules = [RuleRow._make(row) for row in db.query("access_rule_select")]
+    verifiers = [VerifierRow._make(row) for row in db.query("access_verifier_select")]
+    return AccessRows(int(version), rules, verifiers)
+
+
+def _differences(before: Sequence[R], after: Sequence[R]) -> tuple[list[R], list[R]]:
+    """The rows that are gone, and those that are new, in order."""
+    had, has = set(before), set(after)
+    return sorted(had - has), sorted(has - had)
 
 
 def _run_rows(rows: Rows) -> list[RunRow]:

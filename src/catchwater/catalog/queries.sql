@@ -685,3 +685,37 @@ WHERE (lease.broker_id = excluded.broker_id AND lease.broker_epoch = excluded.br
        AND broker.deadline_ms >= ?
    )
 RETURNING name;
+
+-- ==== Users and rules ===========================================================================
+
+-- access_version --
+SELECT access_version FROM log;
+
+-- access_version_take --
+UPDATE log SET access_version = access_version + 1 RETURNING access_version;
+
+-- access_rule_select --
+SELECT principal, permission, operation, type, name, pattern, host
+FROM access_rule
+ORDER BY principal, type, name, pattern, host, operation, permission;
+
+-- access_rule_insert --
+INSERT INTO access_rule (principal, permission, operation, type, name, pattern, host)
+VALUES (?, ?, ?, ?, ?, ?, ?);
+
+-- access_rule_delete --
+DELETE FROM access_rule
+WHERE principal = ? AND permission = ? AND operation = ? AND type = ? AND name = ?
+  AND pattern = ? AND host = ?;
+
+-- access_verifier_select --
+SELECT name, mechanism, salt, iterations, stored_key, server_key
+FROM access_verifier
+ORDER BY name, mechanism;
+
+-- access_verifier_insert --
+INSERT INTO access_verifier (name, mechanism, salt, iterations, stored_key, server_key)
+VALUES (?, ?, ?, ?, ?, ?);
+
+-- access_verifier_delete --
+DELETE FROM access_verifier WHERE name = ? AND mechanism = ?;

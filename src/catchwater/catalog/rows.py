@@ -34,6 +34,37 @@ class Topic:
     config: Mapping[str, str] = field(default_factory=dict)
 
 
+class RuleRow(NamedTuple):
+    """What a principal may do, or may not; the words are Kafka's."""
+
+    principal: str
+    permission: str
+    operation: str
+    type: str
+    name: str
+    pattern: str
+    host: str
+
+
+class VerifierRow(NamedTuple):
+    """What is kept of a user's password for a mechanism; salt and keys in base64."""
+
+    name: str
+    mechanism: str
+    salt: str
+    iterations: int
+    stored_key: str
+    server_key: str
+
+
+class AccessRows(NamedTuple):
+    """Users and rules; each change of them has a higher version."""
+
+    version: int
+    rules: Sequence[RuleRow]
+    verifiers: Sequence[VerifierRow]
+
+
 State = Mapping[str, Sequence[Sequence[Any]]]
 """Rows by table, in the columns of the statements in `STATE` (`base.py`); `log` has one row."""
 

@@ -21,6 +21,7 @@ from catchwater.catalog.base import AlterConfig
 from catchwater.catalog.errors import CatalogRetriable, TopicExists
 from catchwater.catalog.rows import (
     AbortedRow,
+    AccessRows,
     BrokerRow,
     GroupChanges,
     GroupRow,
@@ -543,6 +544,20 @@ class Log:
     async def reports(self) -> list[ReportRow]:
         """The last report of every pipeline, by name."""
         return await asyncio.to_thread(self._catalog.reports)
+
+    # --- users and rules -------------------------------------------------------------------------
+
+    def access_version(self) -> int:
+        """Of users and rules; blocks. Raises `CatalogUnavailable`."""
+        return self._catalog.access_version()
+
+    def access(self) -> AccessRows:
+        """Users and rules; blocks. Raises `CatalogUnavailable`."""
+        return self._catalog.access()
+
+    async def change_access(self, decide: Callable[[AccessRows], AccessRows]) -> None:
+        """Replace users and rules by what `decide` makes of them; raises what that raises."""
+        await wrap_future(self._catalog.change_access(decide))
 
     # --- the end ---------------------------------------------------------------------------------
 

@@ -81,6 +81,32 @@ def test_a_host_counts() -> None:
     assert not may(rules, READ, "t", host="10.0.0.8")
 
 
+@pytest.mark.parametrize(
+    ("rules", "expected"),
+    [
+        ([], False),
+        ([Rule(ALICE, "ALLOW", "WRITE", TOPIC, "not-there-yet")], True),
+        ([Rule(ALICE, "ALLOW", "READ", TOPIC, "t")], False),
+        ([Rule(ALICE, "ALLOW", "WRITE", TOPIC, "t", host="10.0.0.9")], False),
+        ([Rule(ALICE, "ALLOW", "ALL", TOPIC, "pay-", "PREFIXED")], True),
+        ([Rule(ALICE, "ALLOW", "WRITE", TOPIC, "t"), Rule(ALICE, "DENY", "WRITE", TOPIC, "t")],
+         False),
+        ([Rule(ALICE, "ALLOW", "WRITE", TOPIC, "t"),
+          Rule(ALICE, "DENY", "WRITE", TOPIC, "t", "PREFIXED")], False),
+        ([Rule(ALICE, "ALLOW", "WRITE", TOPIC, "pay-ments"),
+          Rule(ALICE, "DENY", "ALL", TOPIC, "pay", "PREFIXED")], False),
+        ([Rule(ALICE, "ALLOW", "WRITE", TOPIC, "*"), Rule(ALICE, "DENY", "WRITE", TOPIC, "t")],
+         True),
+        ([Rule(ALICE, "ALLOW", "WRITE", TOPIC, "t"), Rule(ALICE, "DENY", "WRITE", TOPIC, "*")],
+         False),
+        ([Rule("User:*", "ALLOW", "WRITE", TOPIC, "t")], True),
+    ],
+)  # fmt: skip
+def test_what_may_be_done_with_any_topic_there_or_not(rules: list[Rule], expected: bool) -> None:
+    """Kafka's `authorizeByResourceType`, on which a producer's id depends."""
+    assert Rules(rules).may_with_any(ALICE, "10.0.0.1", WRITE, TOPIC) == expected
+
+
 def test_the_file_keeps_users_and_rules_and_no_password(tmp_path: Path) -> None:
     path = tmp_path / "access.json"
     rule = Rule(ALICE, "DENY", "READ", TOPIC, "t", "PREFIXED", "10.0.0.1")

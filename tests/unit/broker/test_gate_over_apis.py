@@ -12,6 +12,7 @@ import pytest
 from kio.index import load_request_schema
 from kio.static.primitive import i32Timedelta
 
+from catchwater.broker.access import Guard, Rule, with_rule
 from catchwater.broker.broker import Api
 from catchwater.broker.gate import ByHandler, Operation, Resource, ResourceType, Whole
 from catchwater.broker.router import APIS
@@ -51,6 +52,10 @@ REFUSED = {
     "EndTxn": {TXN},
     "TxnOffsetCommit": {TXN},
     "DescribeAcls": {CLUSTER},
+    "CreateAcls": {CLUSTER},
+    "DeleteAcls": {CLUSTER},
+    "DescribeUserScramCredentials": {CLUSTER},
+    "AlterUserScramCredentials": {CLUSTER},
     "DescribeConfigs": {TOPIC},
     "AlterConfigs": {TOPIC},
     "AlterReplicaLogDirs": {CLUSTER},
@@ -82,7 +87,7 @@ CHANGING = {
     *("Produce", "OffsetCommit", "CreateTopics", "DeleteTopics", "DeleteRecords", "InitProducerId"),
     *("AddPartitionsToTxn", "EndTxn", "TxnOffsetCommit", "AlterConfigs", "CreatePartitions"),
     *("DeleteGroups", "IncrementalAlterConfigs", "OffsetDelete", "JoinGroup"),
-    "ConsumerGroupHeartbeat",
+    *("ConsumerGroupHeartbeat", "CreateAcls", "DeleteAcls", "AlterUserScramCredentials"),
 }
 """Those whose request, as it is made here, changes something where it is allowed."""
 
@@ -97,6 +102,10 @@ class Deny:
     def may(self, principal: str, operation: Operation, resource: Resource) -> bool:
         self.asked.add((operation, resource.type))
         return resource.type not in self.denied
+
+    def may_with_any(self, principal: str, operation: Operation, kind: ResourceType) -> bool:
+        self.asked.add((operation, kind))
+        return kind not in self.denied
 
 
 @dataclass
@@ -122,7 +131,8 @@ class Served:
         pending = await self.log.txns.unstable("g")
         coordinated = self.client.broker.groups
         members = {*coordinated.groups, *coordinated.consumer_groups}
-        return topics, groups, txns, opened, pending, members
+        access = self.log.access()
+        return topics, groups, txns, opened, pending, members, access
 
 
 @pytest.fixture
@@ -131,6 +141,9 @@ async def served(tmp_path: Path, client: Any, batch: Any) -> AsyncGenerator[Serv
     broker.log = log = await Log.open(tmp_path, LogConfig(background=False), broker.clock)
     topic = await log.create_topic("t", 2)
     await log.commit_offsets("g", {("t", 0): OffsetCommit(5)})
+    broker.guard = Guard(None, ["User:admin"], log)
+    rule = Rule("User:a", "ALLOW", "READ", ResourceType.TOPIC, "t")
+    await broker.change_access(lambda now: with_rule(now, rule))
     producer = await log.txns.init_producer("x", 60_000, None)
     await log.txns.add_partitions("x", producer, [(topic.id, 1)])
     served = Served(client, log, values(topic.id, producer, batch(1)))
@@ -190,10 +203,29 @@ NAMED = {
     ("AlterConfigs", "value"): "60000",
     ("IncrementalAlterConfigs", "value"): "60000",
     ("DeleteTopics", "topic_id"): None,
-    ("DescribeAcls", "resource_type_filter"): 1,
-    ("DescribeAcls", "pattern_type_filter"): 1,
-    ("DescribeAcls", "operation"): 1,
-    ("DescribeAcls", "permission_type"): 1,
+    **{
+        (api, field): 1
+        for api in ("DescribeAcls", "DeleteAcls")
+        for field in (
+            "resource_type_filter",
+            "pattern_type_filter",
+            "operation",
+            "permission_type",
+        )
+    },
+    **{
+        ("DeleteAcls", field): None
+        for field in ("resource_name_filter", "principal_filter", "host_filter")
+    },
+    ("CreateAcls", "resource_pattern_type"): 3,
+    ("CreateAcls", "principal"): "User:b",
+    ("CreateAcls", "operation"): 3,
+    ("CreateAcls", "permission_type"): 3,
+    ("AlterUserScramCredentials", "deletions"): (),
+    ("AlterUserScramCredentials", "mechanism"): 1,
+    ("AlterUserScramCredentials", "iterations"): 4096,
+    ("AlterUserScramCredentials", "salt"): b"salt",
+    ("AlterUserScramCredentials", "salted_password"): bytes(32),
     ("DescribeCluster", "endpoint_type"): 1,
     ("Fetch", "rack_id"): "",
     ("Fetch", "cluster_id"): None,

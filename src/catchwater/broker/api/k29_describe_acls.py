@@ -1,26 +1,32 @@
-"""DescribeAcls (29), v1-3: there are no ACLs; a gate decides (`gate.py`).
+"""DescribeAcls (29), v1-3: the rules that are in force, those of a file as well.
 
-Every version answers as Kafka without an authorizer, SECURITY_DISABLED, so that tools and
-frameworks see that ACLs are not used; without this API they would take the broker for too old.
+Without users and rules every version answers as Kafka without an authorizer, SECURITY_DISABLED.
+Version notes: v3 knows resources of type USER (KIP-373).
 """
 
 from typing import Any
 
+from catchwater.broker import acls
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
 from catchwater.broker.gate import Operation, Whole, the_cluster
 from catchwater.wire.errors import ErrorCode
-from catchwater.wire.fields import MalformedMessage
 
-_UNKNOWN = 0
+DISABLED = error_fields(
+    ErrorCode.SECURITY_DISABLED, "No authorizer is configured: set super.users where brokers start."
+)
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
-    """Say that ACLs are not in use."""
-    kinds = (request.resource_type_filter, request.pattern_type_filter)
-    if _UNKNOWN in (*kinds, request.operation, request.permission_type):
-        raise MalformedMessage("A filter of ACLs has UNKNOWN elements.")  # as Kafka takes it
-    message = "No authorizer is configured: this broker has no ACLs."
-    return error_fields(ErrorCode.SECURITY_DISABLED, message) | {"resources": ()}
+    """Show the rules that the filter chooses."""
+    chosen = acls.wanted(request)
+    if broker.guard is None:
+        return DISABLED | {"resources": ()}
+    rules = filter(chosen.fits, broker.guard.access.rules.all)
+    return error_fields(ErrorCode.NONE) | {"resources": acls.by_resource(rules)}
+
+
+def _refuse(call: Call, request: Any, error: ErrorCode) -> Fields:
+    return error_fields(error) | {"resources": ()}
 
 
 API = Api(
@@ -28,6 +34,6 @@ API = Api(
     "DescribeAcls",
     range(1, 4),
     handle,
-    notes="there are none: SECURITY_DISABLED",
+    refuse=_refuse,
     asks=[Whole(Operation.DESCRIBE, the_cluster)],
 )

@@ -47,8 +47,13 @@ Verifiers = Mapping[str, Verifier]
 
 def verifier(mechanism: str, password: str, salt: bytes, iterations: int = ITERATIONS) -> Verifier:
     """What to keep of a password; takes some milliseconds."""
+    salted = hashlib.pbkdf2_hmac(HASHES[mechanism], password.encode(), salt, iterations)
+    return of_salted(mechanism, salted, salt, iterations)
+
+
+def of_salted(mechanism: str, salted: bytes, salt: bytes, iterations: int) -> Verifier:
+    """What to keep of a password that the client has salted (KIP-554)."""
     name = HASHES[mechanism]
-    salted = hashlib.pbkdf2_hmac(name, password.encode(), salt, iterations)
     client_key = hmac.digest(salted, b"Client Key", name)
     stored_key = hashlib.new(name, client_key).digest()
     return Verifier(salt, iterations, stored_key, hmac.digest(salted, b"Server Key", name))
@@ -64,6 +69,10 @@ def check_password(known: Verifiers | None, user: str, password: str) -> None:
     mechanism = next(iter(known)) if known else "SCRAM-SHA-256"
     kept = _kept(known, mechanism, user)
     given = verifier(mechanism, password, kept.salt, kept.iterations)
+    # However few iterations this user's verifier has, all users take the same time.
+    more = MOST_ITERATIONS - kept.iterations
+    if more > 0:
+        hashlib.pbkdf2_hmac(HASHES[mechanism], password.encode(), kept.salt, more)
     if not hmac.compare_digest(given.stored_key, kept.stored_key) or not known:
         raise NotProved("User name or password is wrong.")
 

@@ -4,13 +4,13 @@ from collections.abc import Callable
 
 import pytest
 
-from catchwater.broker.gate import Operation, Resource
+from catchwater.broker.gate import AllowAll, Operation, Resource
 
 Denied = tuple[str, str]
 """An operation and the name of a resource."""
 
 
-class Deny:
+class Deny(AllowAll):
     """Denies these, to everybody."""
 
     def __init__(self, denied: frozenset[Denied]) -> None:
