@@ -70,6 +70,7 @@ SLICES: dict[str, Slice] = {
     ),
     "drills": Slice((_slow(*_e2e("drills")),)),
     "drills-worse": Slice((_slow(*_e2e("drills_worse")),)),
+    "drills-elsewhere": Slice((_slow(*_e2e("drills_elsewhere")),)),
     "kills": Slice((("make", "e2e", "TESTS=" + " ".join(_e2e("pipeline", "sinks"))),)),
     "operator-kills": Slice(
         (

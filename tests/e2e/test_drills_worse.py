@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.e2e import conducted
 from tests.e2e.conducted import PIPELINE, lose_acknowledged, not_passed, run, write_into_the_sink
 
 from catchwater.config import CatchwaterError
@@ -25,6 +26,27 @@ def test_a_log_that_loses_what_it_acknowledged_fails_its_drill(
     monkeypatch.setattr(of_log, "PATIENCE_S", 20.0)
     monkeypatch.setattr(clients, "PATIENCE_S", 20.0)
     assert run(name, tmp_path, lose_acknowledged).verdict == "fail"
+
+
+@pytest.mark.slow
+def test_brokers_that_lose_what_a_lost_zone_acknowledged_fail_its_drill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(of_log, "PATIENCE_S", 20.0)
+    monkeypatch.setattr(clients, "PATIENCE_S", 20.0)
+
+    def lose_objects(scene: Scene) -> None:
+        for path in (scene.folder / "objects").rglob("*"):
+            if path.is_file():
+                path.unlink()
+
+    assert run("zone-loss", tmp_path, lose_objects).verdict == "fail"
+
+
+@pytest.mark.slow
+def test_one_broker_has_no_zone_to_lose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conducted, "ours_in_zones", conducted.ours)
+    assert run("zone-loss", tmp_path).verdict == "unknown"
 
 
 @pytest.mark.slow

@@ -100,7 +100,7 @@ def conduct(drill: Drill, budget: Budget, wanted: Wanted, clock: Clock = SYSTEM)
     return Result(
         drill=drill.name,
         platform=scene.platform.name,
-        job="spark" if wanted.spark and drill.needs_spark else "catchwater",
+        job=None if not drill.needs_spark else "spark" if wanted.spark else "catchwater",
         verdict=verdict_of(scene.findings),
         findings=scene.findings,
         hypothesis=drill.hypothesis,

@@ -93,8 +93,8 @@ class Result(msgspec.Struct, frozen=True):
     """What the contract had foretold of it."""
     versions: dict[str, str] = {}
     run: str = ""
-    job: Literal["catchwater", "spark"] = "catchwater"
-    """What ran on the log: a pipeline of ours, or a plain Spark job."""
+    job: Literal["catchwater", "spark"] | None = None
+    """What ran on the log: a pipeline of ours, or a plain Spark job. None: neither."""
     format: int = FORMAT
 
 
