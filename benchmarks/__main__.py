@@ -19,6 +19,7 @@ NAMES = (
     "catalog",
     "partitions",
     "restart",
+    "estimate",
     "recovery",
     "microbatch",
     "idle",

@@ -69,15 +69,15 @@ def fill(bootstrap: str, topic: str, keys: int, events: int) -> None:
         group = waiting[card % PARTITIONS]
         group.append((key, value, at, ()))
         if len(group) == PER_BATCH:
-            _send(connection, topic, card % PARTITIONS, group)
+            send(connection, topic, card % PARTITIONS, group)
             group.clear()
     for partition, group in enumerate(waiting):
         if group:
-            _send(connection, topic, partition, group)
+            send(connection, topic, partition, group)
     connection.close()
 
 
-def _send(connection: Connection, topic: str, partition: int, group: list) -> None:
+def send(connection: Connection, topic: str, partition: int, group: list) -> None:
     frame = frame_of_batch(topic, partition, encode_batch(group))
     deadline = time.monotonic() + LEADER_S
     while error := produce_error(connection.call(frame)):
@@ -268,5 +268,5 @@ def _more(job: Job) -> None:
             event = (b"card-%07d" % n, b"again-%s-%d" % (job.group.encode(), n), at, amount)
             value = b'{"card":"%s","id":"%s","at":%d,"amount":%s}' % event
             group.append((event[0], value, at, ()))
-    _send(connection, job.source, 0, group)
+    send(connection, job.source, 0, group)
     connection.close()
