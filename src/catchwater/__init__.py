@@ -14,6 +14,7 @@ The chapters, in the order of a record's journey:
 10. sinks      an epoch is written once
 11. recovery   what a restore would need
 12. drill      breaks things on purpose, and compares what happened with what may happen
+13. web        the page: is it correct, can it recover, is it fresh?
 
 Besides: `demo` runs the whole journey, `operators` are classes to derive a function from, `spark`
 reads the log in a user's own session, `testing` runs a function without a cluster, `values` decodes

@@ -191,6 +191,8 @@ class BrokerConfig:
     catchwater_control_protocol: str = "http"
     """Of `catchwater.control.listener`, in the same way."""
     catchwater_control_hosts: str = ""
+    catchwater_drills_dir: Path | None = None
+    """Where `catchwater drill` keeps its results, to be shown on the page."""
     catchwater_insecure: bool = False
     catchwater_access_file: Path | None = None
     catchwater_audit_dir: Path | None = None

@@ -15,10 +15,11 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import NamedTuple, cast
+from typing import NamedTuple, Protocol, cast
 
 import msgspec
 import uvicorn
+from starlette.routing import Route
 
 from catchwater.audit import Trail
 from catchwater.broker.access import Guard
@@ -98,7 +99,20 @@ class OneLine(logging.Formatter):
         return super().formatMessage(record)
 
 
-def run(config: BrokerConfig) -> None:
+class Page(Protocol):
+    """The page for people, which is served beside the control API."""
+
+    def routes(self) -> list[Route]:
+        """Its paths, each an `entry`."""
+
+    async def run(self) -> None:
+        """What it does in the background, until cancelled."""
+
+
+MakePage = Callable[[Broker], Page]
+
+
+def run(config: BrokerConfig, make_page: MakePage | None = None) -> None:
     """Serve until SIGTERM or Ctrl-C. Raises `CatchwaterError` when it cannot start."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(OneLine("%(asctime)s %(levelname)s %(message)s"))
@@ -113,7 +127,7 @@ def run(config: BrokerConfig) -> None:
             bounded.catchwater_max_control_connections,
         )
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(serve(bounded, SYSTEM))
+        runner.run(serve(bounded, SYSTEM, make_page))
 
 
 def _raise_limit(config: BrokerConfig) -> int:
@@ -143,7 +157,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-async def serve(config: BrokerConfig, clock: Clock) -> None:
+async def serve(config: BrokerConfig, clock: Clock, make_page: MakePage | None = None) -> None:
     """As `run`, in a loop that is already running."""
     with ExitStack() as bound:
         # The ports are bound first, because this broker joins the others with its addresses.
@@ -156,7 +170,7 @@ async def serve(config: BrokerConfig, clock: Clock) -> None:
         )
         log = await _open_log(config, places, clock)
         try:
-            await _serve_log(config, clock, log, places, kafka, control)
+            await _serve_log(config, clock, log, places, kafka, control, make_page)
         finally:
             await log.close()
 
@@ -254,6 +268,7 @@ async def _serve_log(
     places: Places,
     kafka: socket.socket,
     control: socket.socket,
+    make_page: MakePage | None,
 ) -> None:
     peers = Peers(log, config.node_id, clock)
     broker = _broker(config, clock, log, places, peers)
@@ -262,8 +277,9 @@ async def _serve_log(
     server = Server(broker)
     stop = _stop_signal()
     control_port = ControlPort(broker)
+    page = make_page(broker) if make_page else None
     serving_http = uvicorn.Config(
-        create_app(broker),
+        create_app(broker, page.routes() if page else ()),
         http=control_port.protocol,
         backlog=AT_ONCE,
         log_config=None,
@@ -294,6 +310,7 @@ async def _serve_log(
             tasks.create_task(_collect_seldom(clock)),
             tasks.create_task(_refresh_security(broker, certificate)),
             tasks.create_task(_stop_if_replaced(log, stop)),
+            *([tasks.create_task(page.run())] if page else []),
         ]
         if broker.audit is not None:
             background.append(tasks.create_task(broker.audit.run()))
@@ -375,7 +392,9 @@ def _announce(config: BrokerConfig, broker: Broker, bound: Address) -> None:
         ready |= {"broker": session.broker_id, "session": session.epoch, "zone": config.broker_rack}
         zone = f" of zone {config.broker_rack}" if config.broker_rack else ""
         place = f"broker {session.broker_id}{zone} among others, session {session.epoch}"
-    _log.info("Ready: %s; Kafka on %s, control API on %s.", place, bound, broker.control_url)
+    _log.info(
+        "Ready: %s; Kafka on %s, page and control API on %s.", place, bound, broker.control_url
+    )
     if config.catchwater_ready_file is not None:
         path = config.catchwater_ready_file
         draft = path.with_name(f"{path.name}.{os.getpid()}")

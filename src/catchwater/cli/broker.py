@@ -46,6 +46,7 @@ def run(
     """
     from catchwater.broker.main import run as run_broker
     from catchwater.config import load_broker_config
+    from catchwater.web.pages import Page
 
     chosen = {
         "log.dirs": data,
@@ -58,4 +59,4 @@ def run(
     }
     overrides = dict(setting.partition("=")[::2] for setting in settings or ())
     overrides |= {key: str(value) for key, value in chosen.items() if value is not None}
-    run_broker(load_broker_config(config, os.environ, overrides))
+    run_broker(load_broker_config(config, os.environ, overrides), Page)

@@ -8,23 +8,26 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from html import escape
 
+from catchwater.drill.look import PALETTE, SIGNS
 from catchwater.drill.readiness import Report, Restored
 
-_STYLE = """
-body { font: 15px/1.45 system-ui, sans-serif; color: #1b2430; max-width: 72rem; margin: 2rem auto;
-       padding: 0 1.2rem; background: #fff; }
-h1 { margin-bottom: .2rem; } h2 { margin-top: 2.2rem; border-bottom: 1px solid #d5dbe3; }
-p.said { color: #5a6675; margin: .2rem 0 1rem; }
+_STYLE = (
+    PALETTE
+    + """
+body { font: 15px/1.45 system-ui, sans-serif; color: var(--ink); max-width: 72rem;
+       margin: 2rem auto; padding: 0 1.2rem; background: var(--paper); }
+h1 { margin-bottom: .2rem; } h2 { margin-top: 2.2rem; border-bottom: 1px solid var(--line); }
+p.said { color: var(--soft); margin: .2rem 0 1rem; } a { color: var(--link); }
 table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; vertical-align: top; padding: .35rem .7rem .35rem 0;
-         border-bottom: 1px solid #e7ebf0; overflow-wrap: break-word; }
-th { font-weight: 600; color: #5a6675; white-space: nowrap; }
-.pass, .warn, .fail, .unknown, .partial, .blocker { font-weight: 600; white-space: nowrap; }
-.pass { color: #1a7f43; } .warn, .partial { color: #9a6700; } .fail, .blocker { color: #b3261e; }
-.unknown { color: #5a6675; }
-code { font-size: .9em; } svg { max-width: 100%; height: auto; }
+         border-bottom: 1px solid var(--faint); overflow-wrap: break-word; }
+th { font-weight: 600; color: var(--soft); white-space: nowrap; }
+.pass, .warn, .fail, .unknown, .partial, .blocker { white-space: nowrap; }
+code { font-size: .9em; } svg { max-width: 100%; height: auto; color: var(--soft); }
+.dot { fill: var(--plot-1); fill-opacity: .75; } .frame { fill: none; stroke: var(--line); }
+.line { stroke: var(--soft); } .off { stroke: var(--soft); stroke-dasharray: 4 4; opacity: .6; }
 """
-_SIGNS = {"pass": "✔", "warn": "⚠", "partial": "⚠", "fail": "✘", "blocker": "✘", "unknown": "?"}
+)
 _SIZE, _MARGIN = 420, 55
 
 
@@ -130,7 +133,7 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _mark(verdict: str) -> str:
-    return f'<span class="{verdict}">{_SIGNS[verdict]} {verdict}</span>'
+    return f'<span class="{verdict}">{SIGNS[verdict]} {verdict}</span>'
 
 
 def _list(items: Sequence[str]) -> str:
@@ -178,18 +181,18 @@ def _plot(restores: Sequence[Restored]) -> str:
         value *= 10
     dots = [
         f'<circle cx="{at(r.estimated_s or low):.1f}" cy="{_SIZE - at(r.measured_s):.1f}" r="5" '
-        f'fill="#2463a8" fill-opacity=".75"><title>{escape(r.of)}: {r.measured_s:.1f} s measured, '
+        f'class="dot"><title>{escape(r.of)}: {r.measured_s:.1f} s measured, '
         f"{r.estimated_s:.1f} s estimated</title></circle>"
         for r in points
     ]
     side = _SIZE - 2 * _MARGIN
-    dashed = 'stroke="#b8c2cd" stroke-dasharray="4 4"'
+    dashed = 'class="off"'
     return (
         f'<svg viewBox="0 0 {_SIZE} {_SIZE}" width="{_SIZE}" height="{_SIZE}" role="img" '
-        'font-size="12" fill="#5a6675" aria-label="Restores, measured against estimated">'
-        f'<rect x="{_MARGIN}" y="{_MARGIN}" width="{side}" height="{side}" fill="none" '
-        'stroke="#d5dbe3"/>'
-        + line(1.0, 'stroke="#5a6675"')
+        'font-size="12" fill="currentColor" aria-label="Restores, measured against estimated">'
+        f'<rect x="{_MARGIN}" y="{_MARGIN}" width="{side}" height="{side}" '
+        'class="frame"/>'
+        + line(1.0, 'class="line"')
         + line(1.25, dashed)
         + line(0.75, dashed)
         + "".join(ticks)

@@ -53,6 +53,7 @@ from catchwater.log.write.sequence import PartitionState
 from catchwater.log.write.shared import OpenWal
 from catchwater.log.write.writer import Appended, Submission
 from catchwater.objects.base import Buffer, ObjectStore
+from catchwater.wal.base import WalDescription
 from catchwater.wire.errors import ErrorCode
 
 _LOG = logging.getLogger(__name__)
@@ -373,6 +374,10 @@ class Log:
     def observe_wal(self, observe: Callable[[float], None]) -> None:
         """Tell how long every append to the write-ahead log takes, in seconds."""
         self._core.writer.on_wal_append = observe
+
+    def describe_wal(self) -> WalDescription:
+        """What the write-ahead log says of itself."""
+        return self._core.storage.wal.describe()
 
     def wait_for(self, keys: Iterable[PartitionKey]) -> asyncio.Future[None]:
         """Done at the next append to one of the partitions; cancel it when no longer wanted."""

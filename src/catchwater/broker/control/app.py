@@ -5,6 +5,7 @@ The paths about the broker and its topics are here; plans, pins and epochs have 
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, get_args
@@ -172,13 +173,13 @@ def _topic(topic: Topic) -> dict[str, Any]:
     return {"name": topic.name, "id": topic.id.hex(), "partitions": topic.partitions}
 
 
-def create_app(broker: Broker) -> Starlette:
-    """The application; it has no state of its own."""
+def create_app(broker: Broker, more: Sequence[Route] = ()) -> Starlette:
+    """The application; it has no state of its own. `more` are the paths of the page."""
     chapters = (
         Health(broker), Topics(broker), Plans(broker), Pins(broker), Epochs(broker),
         Pipelines(broker),
     )  # fmt: skip
     return Starlette(
-        routes=[route for chapter in chapters for route in chapter.routes()],
+        routes=[*(route for chapter in chapters for route in chapter.routes()), *more],
         exception_handlers={HTTPException: http_error, CatchwaterError: operating_error},
     )

@@ -1,0 +1,444 @@
+"""What a broker knows, asked for a page: totals of topics, groups, transactions, times, pins.
+
+Looking at ten thousand partitions takes some milliseconds, so it happens in slices between which
+the event loop serves others, and what was found serves every page for `FRESH_S`. The catalog is
+asked in threads. Nothing is decided here.
+"""
+
+import asyncio
+import resource
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from itertools import accumulate, islice
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import msgspec
+from prometheus_client.registry import Collector
+
+from catchwater.broker.broker import Broker
+from catchwater.broker.metrics import MAX_GROUPS, SECONDS
+from catchwater.broker.metrics import Times as Counted
+from catchwater.catalog.rows import BrokerRow, OpenTxnRow, Pin, ReportRow, StorageRow, Topic, TxnRow
+from catchwater.clock import Clock
+from catchwater.verdicts import Freshness, Lag, PipelineStatus, Verdict, as_seen
+from catchwater.wal.base import WalDescription
+
+T = TypeVar("T")
+
+FRESH_S = 2.0
+_AT_ONCE = 500
+"""Partitions that are looked at in one turn of the event loop."""
+
+
+class TopicFact(NamedTuple):
+    """A topic and the sums of its partitions."""
+
+    name: str
+    partitions: int
+    records: int
+    """Offsets between log starts and high watermarks."""
+    appended: int
+    """The sum of the high watermarks: it grows by what is written."""
+    size_bytes: int
+    earliest_ms: int
+    """Timestamp of the oldest batch; -1: it holds nothing."""
+    settings: Mapping[str, str]
+    per_s: float | None = None
+    """Records appended a second, since the look before; None: this is the first."""
+
+
+class PartitionFact(NamedTuple):
+    """One partition, and where its bytes lie."""
+
+    partition: int
+    log_start: int
+    high_watermark: int
+    stable: int
+    size_bytes: int
+    earliest_ms: int
+    chunk_bytes: int
+    segment_bytes: int
+    runs: int
+
+
+class MemberFact(NamedTuple):
+    """A member of a group; partitions as "topic-0"."""
+
+    id: str
+    client_id: str
+    host: str
+    instance_id: str
+    partitions: Sequence[str]
+
+
+class PositionFact(NamedTuple):
+    """Where a group stands in a partition."""
+
+    topic: str
+    partition: int
+    position: int
+    end: int
+    lag: int
+    lag_s: float | None
+    """Age of the record that comes next; None: nobody knows."""
+    committed_ms: int
+
+
+class GroupFact(NamedTuple):
+    """A group and the sums of its positions."""
+
+    name: str
+    state: str
+    """As Kafka names it; empty: another broker coordinates it, or nobody does."""
+    protocol: str
+    members: int
+    partitions: int
+    topics: int
+    lag: int
+    lag_s: float | None
+    committed_ms: int
+    """Of its newest position; -1: it has none."""
+    lags: Mapping[str, int] = {}
+    """By topic, records."""
+
+
+class Times(NamedTuple):
+    """A histogram of seconds: upper bounds, and how many were at most that, from the start on."""
+
+    bounds: Sequence[float]
+    counts: Sequence[float]
+
+    def since(self, before: "Times | None") -> "Times":
+        """Only what came after."""
+        if before is None or len(before.counts) != len(self.counts):
+            return self
+        rest = [now - then for now, then in zip(self.counts, before.counts, strict=True)]
+        return Times(self.bounds, rest)
+
+    @property
+    def total(self) -> float:
+        """How many there were."""
+        return self.counts[-1] if self.counts else 0
+
+    def quantile(self, share: float) -> float | None:
+        """The upper bound of the bucket that this share lies in; None: there was nothing.
+
+        What is above all bounds is the last of them.
+        """
+        wanted = share * self.total
+        if not self.total:
+            return None
+        at = next(at for at, count in enumerate(self.counts) if count >= wanted)
+        return self.bounds[min(at, len(self.bounds) - 2)]
+
+
+class BrokerFact(NamedTuple):
+    """This broker's own numbers, counted from its start."""
+
+    cpu_s: float
+    bytes_in: int
+    bytes_out: int
+    connections: int
+    unflushed_bytes: int
+    produce: Times
+    fetch: Times
+    queue: Times
+    fsync: Times
+    loop_lag: Times
+    store: Mapping[tuple[str, str], int]
+    """(operation, outcome) -> requests to the object store; empty: it is a folder."""
+    refused: Mapping[str, float]
+    """Error name -> batches that were not appended."""
+    txn_open: int
+    txn_errors: float
+
+
+class _Kept(Generic[T]):
+    """The outcome of a look, good for a while; those who ask meanwhile wait for the same one."""
+
+    def __init__(self, clock: Clock, fresh_s: float) -> None:
+        self._clock = clock
+        self._fresh_s = fresh_s
+        self._looking = asyncio.Lock()
+        self._at_s = -1e9
+        self._value: T | None = None
+
+    async def get(self, look: Callable[[T | None], Awaitable[T]]) -> T:
+        async with self._looking:
+            if self._value is None or self._clock.monotonic_s() - self._at_s >= self._fresh_s:
+                self._value = await look(self._value)
+                self._at_s = self._clock.monotonic_s()
+            return self._value
+
+
+class _Tally(NamedTuple):
+    at_s: float
+    topics: Mapping[str, TopicFact]
+
+
+class Facts:
+    """Asks one broker."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self._log = broker.log
+        self._topics: _Kept[_Tally] = _Kept(broker.clock, FRESH_S)
+        self._reports: _Kept[list[PipelineStatus]] = _Kept(broker.clock, FRESH_S / 2)
+        self._groups: _Kept[list[GroupFact]] = _Kept(broker.clock, 2 * FRESH_S)
+
+    @property
+    def now_ms(self) -> int:
+        """Now, by the broker's clock."""
+        return self.broker.clock.now_ms()
+
+    # --- topics ----------------------------------------------------------------------------------
+
+    async def topics(self) -> Iterable[TopicFact]:
+        """Every topic."""
+        return (await self._topics.get(self._look_at_topics)).topics.values()
+
+    async def _look_at_topics(self, before: _Tally | None) -> _Tally:
+        at_s, found, seen = self.broker.clock.monotonic_s(), {}, 0
+        for topic in list(self._log.topics):
+            found[topic.name] = self._sum(topic)
+            seen += topic.partitions
+            if seen >= _AT_ONCE:
+                seen = 0
+                await self.broker.clock.sleep(0)
+        if before is not None:
+            over_s = max(0.001, at_s - before.at_s)
+            for name, fact in found.items():
+                then = before.topics.get(name)
+                grown = fact.appended - (then.appended if then else 0)
+                found[name] = fact._replace(per_s=max(0.0, grown / over_s))
+        return _Tally(at_s, found)
+
+    def _sum(self, topic: Topic) -> TopicFact:
+        records = appended = size_bytes = 0
+        earliest_ms = -1
+        for index in range(topic.partitions):
+            try:
+                state = self._log.state((topic.id, index))
+            except KeyError:  # it was deleted just now
+                continue
+            records += state.high_watermark - state.log_start
+            appended += state.high_watermark
+            size_bytes += state.bytes
+            oldest = state.earliest_timestamp
+            if oldest >= 0 and (oldest < earliest_ms or earliest_ms < 0):
+                earliest_ms = oldest
+        return TopicFact(
+            topic.name, topic.partitions, records, appended, size_bytes, earliest_ms, topic.config
+        )
+
+    async def partitions(self, topic: Topic) -> list[PartitionFact]:
+        """The partitions of a topic, with where their bytes lie."""
+        places = {row.partition: row for row in await self._log.storage(topic.name)}
+        found = []
+        for index in range(topic.partitions):
+            if index % _AT_ONCE == _AT_ONCE - 1:
+                await self.broker.clock.sleep(0)
+            state = self._log.state((topic.id, index))
+            place = places.get(index, StorageRow(index, 0, 0, 0))
+            found.append(
+                PartitionFact(
+                    index, state.log_start, state.high_watermark, state.last_stable_offset,
+                    state.bytes, state.earliest_timestamp, place.chunk_bytes, place.segment_bytes,
+                    place.runs,
+                )
+            )  # fmt: skip
+        return found
+
+    # --- groups ----------------------------------------------------------------------------------
+
+    async def groups(self) -> list[GroupFact]:
+        """Groups with members or positions, `MAX_GROUPS` at most."""
+        return await self._groups.get(self._look_at_groups)
+
+    async def _look_at_groups(self, before: list[GroupFact] | None) -> list[GroupFact]:
+        held = self.broker.groups
+        names = {*held.groups, *held.consumer_groups, *await self._log.groups()}
+        found = []
+        for name in islice(sorted(names), MAX_GROUPS):
+            positions = await self.positions(name)
+            state, protocol, members = self._state(name)
+            found.append(
+                GroupFact(
+                    name, state, protocol, members, len(positions),
+                    len({each.topic for each in positions}),
+                    sum(each.lag for each in positions),
+                    _oldest(positions),
+                    max((each.committed_ms for each in positions), default=-1),
+                    _by_topic(positions),
+                )
+            )  # fmt: skip
+        return found
+
+    async def positions(self, group: str) -> list[PositionFact]:
+        """Where a group stands, partition by partition."""
+        found = []
+        committed = await self._log.committed(group)
+        for at, ((name, partition), commit) in enumerate(sorted(committed.items())):
+            if at % _AT_ONCE == _AT_ONCE - 1:
+                await self.broker.clock.sleep(0)
+            topic = self._log.topics.get(name)
+            if topic is None or partition >= topic.partitions:
+                continue
+            end = self._log.state((topic.id, partition)).high_watermark
+            lag = max(0, end - commit.offset)
+            found.append(
+                PositionFact(name, partition, commit.offset, end, lag, None if lag else 0.0,
+                             commit.committed_ms)
+            )  # fmt: skip
+        return found
+
+    def _state(self, name: str) -> tuple[str, str, int]:
+        classic, consumer = self._held(name)
+        if consumer is not None:
+            return consumer.state.value, "consumer", len(consumer.members)
+        if classic is not None:
+            return classic.state.value, classic.protocol_type or "", len(classic.members)
+        return ("" if self._log.is_shared else "Empty"), "", 0
+
+    def _held(self, name: str) -> tuple[Any, Any]:
+        classic = self.broker.groups.groups.get(name)
+        consumer = self.broker.groups.consumer_groups.get(name)
+        if classic is not None and classic.members:
+            consumer = None
+        return classic, consumer
+
+    def members(self, name: str) -> list[MemberFact]:
+        """The members of a group that this broker coordinates."""
+        classic, consumer = self._held(name)
+        if consumer is not None:
+            return [
+                MemberFact(
+                    each.id, each.client_id, each.client_host, each.instance_id or "",
+                    sorted(f"{self._log.topics.name_of(topic) or '?'}-{partition}"
+                           for topic, partition in each.standing.assigned),
+                )
+                for each in consumer.members.values()
+            ]  # fmt: skip
+        members = classic.members.values() if classic is not None else ()
+        return [
+            MemberFact(each.id, each.client_id, each.client_host, each.instance_id or "", ())
+            for each in members
+        ]
+
+    # --- pipelines -------------------------------------------------------------------------------
+
+    async def reports(self) -> list[PipelineStatus]:
+        """What each pipeline last said of itself, as it may be shown now; by name."""
+        return await self._reports.get(self._look_at_reports)
+
+    async def _look_at_reports(self, before: object) -> list[PipelineStatus]:
+        rows, now_ms = (
+            (await self._log.reports()),
+            self.now_ms,
+        )
+        return await asyncio.to_thread(lambda: [report_of(row, now_ms) for row in rows])
+
+    # --- transactions, pins, brokers -------------------------------------------------------------
+
+    async def transactions(self) -> list[TxnRow]:
+        """All transactional ids."""
+        return await self._log.txns.rows()
+
+    async def open_on(self, producer_id: int) -> list[OpenTxnRow]:
+        """Where a producer's transaction is open."""
+        return await self._log.txns.open_on(producer_id)
+
+    async def pins(self) -> list[Pin]:
+        """What keeps the log from deleting."""
+        return await self._log.pins()
+
+    def brokers(self) -> Sequence[BrokerRow]:
+        """The live brokers."""
+        return self.broker.brokers
+
+    def wal(self) -> WalDescription:
+        """The write-ahead log."""
+        return self._log.describe_wal()
+
+    def objects_url(self) -> str:
+        """Where objects lie."""
+        return self._log.objects.url()
+
+    def broker_now(self) -> BrokerFact:
+        """This broker's own numbers."""
+        metrics = self.broker.metrics
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        requests = metrics.request_seconds
+        store = getattr(self._log.objects, "requests", None)
+        return BrokerFact(
+            cpu_s=used.ru_utime + used.ru_stime,
+            bytes_in=metrics.bytes_in.total,
+            bytes_out=metrics.bytes_out.total,
+            connections=round(sum(_values(metrics.connections))),
+            unflushed_bytes=self._log.unflushed_bytes,
+            produce=_times(requests.of("Produce")),
+            fetch=_times(requests.of("Fetch")),
+            queue=_times(metrics.request_queue_seconds),
+            fsync=_times(metrics.wal_fsync_seconds),
+            loop_lag=_times(metrics.loop_lag_seconds),
+            store={} if store is None else store.snapshot(),
+            refused=_labelled(metrics.batches_refused),
+            txn_open=self._log.txns.open_count,
+            txn_errors=sum(_labelled(metrics.txn_errors).values()),
+        )
+
+
+def report_of(row: ReportRow, now_ms: int) -> PipelineStatus:
+    """A report that was kept; of one that cannot be read all is unknown."""
+    age_s = max(0, now_ms - row.received_ms) / 1000
+    try:
+        seen = as_seen(msgspec.json.decode(row.report, type=dict[str, Any]), age_s)
+        report = msgspec.convert(seen, PipelineStatus)
+        # By the clock of the broker that took it, as ages on the page are.
+        return msgspec.structs.replace(report, reported_ms=row.received_ms)
+    except (msgspec.DecodeError, UnicodeDecodeError) as problem:
+        unknown = Verdict("unknown", f"Its report cannot be read: {problem}.", "")
+        return PipelineStatus(
+            row.name, "unknown", unknown, unknown, unknown, row.received_ms, "",
+            Lag(unknown="its report cannot be read"), Freshness(0.0, False),
+        )  # fmt: skip
+
+
+def _by_topic(positions: Iterable[PositionFact]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for each in positions:
+        found[each.topic] = found.get(each.topic, 0) + each.lag
+    return found
+
+
+def _oldest(positions: Iterable[PositionFact]) -> float | None:
+    """The largest lag in seconds; None where one that lags is not known."""
+    ages = [each.lag_s for each in positions]
+    known = [age for age in ages if age is not None]
+    return None if len(known) < len(ages) else max(known, default=0.0)
+
+
+def _times(kept: Counted | Collector) -> Times:
+    """What a histogram has counted, whichever of the two kinds it is."""
+    if isinstance(kept, Counted):
+        return Times([*SECONDS, float("inf")], list(accumulate(kept.counts)))
+    samples = [
+        sample
+        for family in kept.collect()
+        for sample in family.samples
+        if sample.name.endswith("_bucket")
+    ]
+    return Times([float(s.labels["le"]) for s in samples], [s.value for s in samples])
+
+
+def _values(collector: Collector) -> list[float]:
+    return [sample.value for family in collector.collect() for sample in family.samples]
+
+
+def _labelled(counter: Collector) -> Mapping[str, float]:
+    found: Counter[str] = Counter()
+    for family in counter.collect():
+        for sample in family.samples:
+            if sample.name.endswith("_total") and sample.value:
+                found["/".join(sample.labels.values())] += sample.value  # type: ignore[assignment]
+    return found

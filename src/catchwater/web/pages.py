@@ -1,0 +1,465 @@
+"""The page's paths on the control port, behind its one door (`broker.control.entry`).
+
+A path answers with HTML, with the same record as JSON where that alone is accepted, and as a
+stream of events (SSE) of the parts that have changed. A stream ends after a minute and the page
+asks again, so that a user who was removed sees no more; with many streams each is sent less often,
+so that watching costs the broker no more than a bound. Nothing here changes anything.
+
+The Content-Security-Policy admits files of our own and nothing inline.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import msgspec
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from catchwater.broker.broker import Broker
+from catchwater.broker.control.entry import Asks, ByHandler, Caller, Free, OfCluster, entry
+from catchwater.broker.control.replies import Refusal, find, json_reply, operating_error
+from catchwater.broker.gate import ANONYMOUS, THE_CLUSTER, Operation, Resource, ResourceType
+from catchwater.catalog.rows import OpenTxnRow
+from catchwater.config import CatchwaterError
+from catchwater.drill.look import PALETTE, SIGNS
+from catchwater.drill.result import load_results
+from catchwater.verdicts import PipelineStatus
+from catchwater.web import of_log, of_pipelines, words
+from catchwater.web.facts import Facts
+from catchwater.web.history import DAY_MS, HOUR_MS, History, Plot
+from catchwater.web.of_pipelines import Drills, Event
+from catchwater.web.sampler import Sampler
+from catchwater.web.view import Asked, Line, View, query_of
+
+DESCRIBE = Operation.DESCRIBE
+NAV = {
+    "overview": ("Overview", "/"),
+    "topics": ("Topics", "/topics"),
+    "groups": ("Groups", "/groups"),
+    "transactions": ("Transactions", "/transactions"),
+    "brokers": ("Brokers", "/brokers"),
+    "drills": ("Drills", "/drills"),
+    "timeline": ("Timeline", "/timeline"),
+}
+SPANS = {"hour": HOUR_MS, "day": DAY_MS, "week": 7 * DAY_MS}
+EVERY_S = 2.0
+"""How often a stream is sent, with up to `_STREAMS_AT_EASE` of them."""
+_STREAMS_AT_EASE = 8
+_MOST_STREAMS = 64
+STREAM_S = 60.0
+_MOST_SERIES = 12
+_OPEN_SHOWN = 50
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+_HEADERS = {
+    "content-security-policy": _POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+    "vary": "accept",
+}
+_KINDS = {
+    "css": "text/css",
+    "js": "text/javascript",
+    "svg": "image/svg+xml",
+    "LICENSE": "text/plain",
+}
+
+Build = Callable[[Caller, Mapping[str, str], Asked], Awaitable[View]]
+
+
+class Page:
+    """The page of one broker."""
+
+    def __init__(self, broker: Broker) -> None:
+        """Open the history in the data directory; a broker without one keeps it in memory."""
+        folder = broker.config.log_dirs
+        self._broker = broker
+        self._facts = Facts(broker)
+        self._history = History(folder / "history.db" if folder.is_dir() else None)
+        self._sampler = Sampler(self._facts, self._history)
+        self._streams = 0
+
+    async def run(self) -> None:
+        """Keep the history, until cancelled."""
+        try:
+            await self._sampler.run()
+        finally:
+            await asyncio.to_thread(self._history.close)
+
+    def routes(self) -> list[Route]:
+        """The paths of the page."""
+        asks = ByHandler(DESCRIBE)
+        return [
+            self._page("/", self.overview, asks),
+            self._page("/pipelines/{name:path}", self.pipeline, asks),
+            self._page("/topics", self.topics, asks),
+            self._page("/topics/{name}", self.topic, asks),
+            self._page("/groups", self.groups, asks),
+            self._page("/groups/{name:path}", self.group, asks),
+            self._page("/transactions", self.transactions, asks),
+            self._page("/brokers", self.brokers, OfCluster(DESCRIBE)),
+            self._page("/drills", self.drills, OfCluster(DESCRIBE)),
+            self._page("/drills/{name}", self.drill, OfCluster(DESCRIBE)),
+            self._page("/timeline", self.timeline, asks),
+            entry(self._broker, "/history", self.history, asks),
+            entry(self._broker, "/static/{name}", self.static, Free()),
+        ]
+
+    def _page(self, path: str, build: Build, asks: Asks) -> Route:
+        """A path in its three forms; errors are shown to people as a page."""
+
+        async def handle(request: Request, caller: Caller) -> Response:
+            self._check_logged_in(caller)
+            asked = Asked.of(request.query_params)
+
+            async def make() -> View:
+                return await build(caller, request.path_params, asked)
+
+            form = _form(request)
+            if form == "stream":
+                return await self._stream(make)
+            view = await make()
+            if form == "json":
+                body = msgspec.json.encode(view)
+                return Response(body, media_type="application/json", headers=_HEADERS)
+            return HTMLResponse(await asyncio.to_thread(drawn, view), headers=_HEADERS)
+
+        plain = entry(self._broker, path, handle, asks)
+
+        async def serve(request: Request) -> Response:
+            try:
+                return await plain.endpoint(request)  # type: ignore[no-any-return]
+            except CatchwaterError as error:
+                reply = await operating_error(request, error)
+                if _form(request) != "html":
+                    return reply
+                headers = dict(_HEADERS)
+                if "www-authenticate" in reply.headers:
+                    headers["www-authenticate"] = reply.headers["www-authenticate"]
+                return HTMLResponse(drawn_error(error), reply.status_code, headers)
+
+        return Route(path, serve, methods=["GET"])
+
+    def _check_logged_in(self, caller: Caller) -> None:
+        """Have the browser ask who it is, rather than show a page of nothing."""
+        if self._broker.guard is not None and caller.principal == ANONYMOUS:
+            if not caller.may_with(DESCRIBE, THE_CLUSTER):
+                raise Refusal(401, "NOT_AUTHENTICATED", "Log in to see this page.")
+
+    # --- streams ---------------------------------------------------------------------------------
+
+    async def _stream(self, make: Callable[[], Awaitable[View]]) -> Response:
+        if self._streams >= _MOST_STREAMS:
+            raise Refusal(503, "TOO_MANY_STREAMS", f"{_MOST_STREAMS} pages are watching already.")
+        first = await make()
+        return StreamingResponse(
+            self._events(first, make), media_type="text/event-stream", headers=_HEADERS
+        )
+
+    async def _events(
+        self, view: View, make: Callable[[], Awaitable[View]]
+    ) -> AsyncIterator[bytes]:
+        clock, sent = self._broker.clock, dict[str, str]()
+        ends_s = clock.monotonic_s() + STREAM_S
+        self._streams += 1
+        try:
+            yield b"retry: 1000\n\n"
+            while not self._broker.draining.is_set():
+                parts = await asyncio.to_thread(parts_of, view)
+                changed = {key: part for key, part in parts.items() if sent.get(key) != part}
+                sent = parts
+                body = {"at": view.at_ms, "order": list(parts), "parts": changed}
+                yield b"data: " + msgspec.json.encode(body) + b"\n\n"
+                if clock.monotonic_s() >= ends_s:
+                    return
+                wait_s = EVERY_S * max(1.0, self._streams / _STREAMS_AT_EASE)
+                never = asyncio.get_running_loop().create_future()
+                await self._broker.wait_unless_draining(never, wait_s)
+                try:
+                    view = await make()
+                except CatchwaterError:  # the page asks again, and is told why
+                    return
+        finally:
+            self._streams -= 1
+
+    # --- pages -----------------------------------------------------------------------------------
+
+    async def overview(self, caller: Caller, path: Mapping[str, str], asked: Asked) -> View:
+        """`/`"""
+        events = [e for e in await self._events_of(None) if _may_see(caller, e)]
+        return of_pipelines.overview(
+            of_pipelines.Overview(
+                await self._reports(caller),
+                await self._log_lines() if caller.may_with(DESCRIBE, THE_CLUSTER) else [],
+                [g for g in await self._facts.groups() if _may(caller, ResourceType.GROUP, g.name)],
+                events,
+            ),
+            self._facts.now_ms,
+        )
+
+    async def pipeline(self, caller: Caller, path: Mapping[str, str], asked: Asked) -> View:
+        """`/pipelines/{name}`"""
+        name = path["name"]
+        caller.check_pipeline(DESCRIBE, name)
+        found = [each for each in await self._facts.reports() if each.name == name]
+        if not found:
+            raise Refusal(404, "NO_REPORT", f"No pipeline {name} has reported to this log.")
+        is_open = caller.may_with(DESCRIBE, THE_CLUSTER)
+        drills = await self._drills()
+        seen = of_pipelines.PipelineSeen(
+            found[0],
+            await self._transaction_lines() if is_open else [],
+            self._load_lines() if is_open else [],
+            await self._events_of(f"pipeline {name}"),
+            list(drills.results.items())[-1] if drills.results and is_open else None,
+        )
+        return of_pipelines.pipeline(seen, self._facts.now_ms)
+
+    async def topics(self, caller: Caller, path: Mapping[str, str], asked: Asked) -> View:
+        """`/topics`"""
+        found = [t for t in await self._facts.topics() if caller.may(DESCRIBE, t.name)]
+        return of_log.topics(found, asked, self._facts.now_ms)
+
+    async def topic(self, caller: Caller, path: Mapping[str, str], asked: Asked) -> View:
+        """`/topics/{name}`"""
+        name = path["name"]
+        caller.check(DESCRIBE, name)
+        topic = await find(self._broker, name)
+        sums = {each.name: each for each in await self._facts.topics()}
+        if name not in sums:
+            raise Refusal(404, "UNKNOWN_TOPIC", f"Topic {name} was made just now. Ask again.")
+        groups = []
+        for group in await self._facts.groups():
+            if name in group.lags and _may(caller, ResourceType.GROUP, group.name):
+                groups.append((group.name, group.lags[name]))
+        pins = [
+            pin
+            for pin in await self._facts.pins()
+            if name in {at for at, _ in pin.positions}
+            and all(caller.may(DESCRIBE, at) for at, _ in pin.positions)
+        ]
+        partitions = await self._facts.partitions(topic)
+        seen = of_log.TopicSeen(sums[name], partitions, sorted(groups, key=_by_lag), pins)
+        return of_log.topic(seen, asked, self._facts.now_ms)
+
+    async def groups(self, caller: Caller, path: Mapping[str, str], asked: Asked) -> View:
+        """`/groups`"""
+        found = [g for g in await self._facts.groups() if _may(caller, ResourceType.GROUP, g.name)]
+        return of_log.groups(found, asked, self._facts.now_ms)
+
+    async def group(self, caller: Caller, path: Mapping[str, str], asked: Asked) -> View:
+        """`/groups/{name}`"""
+        name = path["name"]
+        if not _may(caller, ResourceType.GROUP, name):
+            message = f"{caller.principal} may not DESCRIBE the group {name}."
+            raise Refusal(403, "GROUP_AUTHORIZATION_FAILED", message)
+        fact = next((g for g in await self._facts.groups() if g.name == name), None)
+        if fact is None:
+            raise Refusal(404, "GROUP_ID_NOT_FOUND", f"There is no group {name}.")
+        positions = [p for p in await self._facts.positions(name) if caller.may(DESCRIBE, p.topic)]
+        seen = of_log.GroupSeen(fact, self._facts.members(name), positions)
+        return of_log.group(seen, asked, self._facts.now_ms)
+
+    async def transactions(self, caller: Caller, path: Mapping[str, str], asked: Asked) -> View:
+        """`/transactions`"""
+        rows = [
+            row
+            for row in await self._facts.transactions()
+            if _may(caller, ResourceType.TRANSACTIONAL_ID, row.transactional_id)
+        ]
+        is_open = [row for row in rows if row.state in of_log.OPEN]
+        opened: dict[int, list[tuple[str, OpenTxnRow]]] = {}
+        for row in sorted(is_open, key=lambda row: row.started_ms)[:_OPEN_SHOWN]:
+            found = await self._facts.open_on(row.producer_id)
+            named = [(self._broker.log.topics.name_of(at.topic_id) or "", at) for at in found]
+            opened[row.producer_id] = [n for n in named if n[0] and caller.may(DESCRIBE, n[0])]
+        return of_log.transactions(rows, opened, asked, self._facts.now_ms)
+
+    async def brokers(self, caller: Caller, path: Mapping[str, str], asked: Asked) -> View:
+        """`/brokers`"""
+        seen = self._broker_seen()._replace(pins=await self._facts.pins())
+        return of_log.brokers(seen, self._facts.now_ms, self._history.problem)
+
+    async def drills(self, caller: Caller, path: Mapping[str, str], asked: Asked) -> View:
+        """`/drills`"""
+        return of_pipelines.drills(await self._drills(), asked, self._facts.now_ms)
+
+    async def drill(self, caller: Caller, path: Mapping[str, str], asked: Asked) -> View:
+        """`/drills/{name}`"""
+        result = (await self._drills()).results.get(path["name"])
+        if result is None:
+            raise Refusal(404, "NO_RESULT", f"There is no result {path['name']}.")
+        return of_pipelines.drill(result, self._facts.now_ms)
+
+    async def timeline(self, caller: Caller, path: Mapping[str, str], asked: Asked) -> View:
+        """`/timeline`"""
+        events = [each for each in await self._events_of(None) if _may_see(caller, each)]
+        return of_pipelines.timeline(events, self._facts.now_ms)
+
+    # --- what several pages need -----------------------------------------------------------------
+
+    async def _reports(self, caller: Caller) -> list[PipelineStatus]:
+        kind = ResourceType.TRANSACTIONAL_ID
+        return [each for each in await self._facts.reports() if _may(caller, kind, each.name)]
+
+    def _broker_seen(self) -> of_log.BrokerSeen:
+        now, before, over_s = self._sampler.recent()
+        return of_log.BrokerSeen(
+            self._broker.config.node_id, self._facts.brokers(), now, before, over_s,
+            self._facts.wal(), self._facts.objects_url(), [],
+        )  # fmt: skip
+
+    def _load_lines(self) -> list[Line]:
+        seen = self._broker_seen()
+        return [*of_log.load(seen)[:3], *of_log.wal_lines(seen)[2:4]]
+
+    async def _log_lines(self) -> list[Line]:
+        topics = list(await self._facts.topics())
+        seen = self._broker_seen()
+        load = of_log.load(seen)
+        return [
+            Line("brokers", words.count(len(seen.brokers)), href="/brokers"),
+            Line(
+                "topics", words.count(len(topics)), href="/topics",
+                note=words.size(sum(topic.size_bytes for topic in topics)),
+            ),
+            Line("written", words.rate(sum(t.per_s or 0.0 for t in topics), "records")),
+            *await self._transaction_lines(),
+            load[0], load[1],
+            of_log.wal_lines(seen)[3],
+        ]  # fmt: skip
+
+    async def _transaction_lines(self) -> list[Line]:
+        rows = [r for r in await self._facts.transactions() if r.state in of_log.OPEN]
+        oldest_ms = min((row.started_ms for row in rows), default=0)
+        age = f"oldest {words.ago(oldest_ms, self._facts.now_ms)}" if rows else ""
+        errors = round(self._facts.broker_now().txn_errors)
+        note = ", ".join(filter(None, (age, f"{errors} refused since the start" if errors else "")))
+        return [Line("transactions open", words.count(len(rows)), href="/transactions", note=note)]
+
+    async def _drills(self) -> Drills:
+        folder = self._broker.config.catchwater_drills_dir
+        if folder is None:
+            return Drills(None, {})
+        results, damaged = await asyncio.to_thread(load_results, folder)
+        return Drills(
+            folder,
+            {path.name: result for path, result in results.items()},
+            {path.name: why for path, why in damaged.items()},
+        )
+
+    async def _events_of(self, subject: str | None) -> list[Event]:
+        return await asyncio.to_thread(self._history.events, subject)
+
+    # --- history and files -----------------------------------------------------------------------
+
+    async def history(self, request: Request, caller: Caller) -> Response:
+        """`/history?series=…&span=hour`: times, means and peaks, for plots."""
+        names = request.query_params.getlist("series")[:_MOST_SERIES]
+        for name in names:
+            _check_series(caller, name)
+        span_ms = SPANS.get(request.query_params.get("span", ""), HOUR_MS)
+        plot: Plot = await asyncio.to_thread(self._history.read, names, span_ms, self._facts.now_ms)
+        return json_reply(plot._asdict())
+
+    async def static(self, request: Request, caller: Caller) -> Response:
+        """`/static/{name}`: our own files, the same for ever under their address."""
+        found = static_files().get(request.path_params["name"])
+        if found is None:
+            raise Refusal(404, "NOT_FOUND", "There is no such file.")
+        kind = _KINDS[request.path_params["name"].rpartition(".")[2]]
+        headers = _HEADERS | {"cache-control": "public, max-age=31536000, immutable"}
+        return Response(found, media_type=kind, headers=headers)
+
+
+def _form(request: Request) -> str:
+    """Which of the three forms is accepted."""
+    accept = request.headers.get("accept", "")
+    if "text/event-stream" in accept:
+        return "stream"
+    return "json" if "application/json" in accept and "text/html" not in accept else "html"
+
+
+def _by_lag(each: tuple[str, int]) -> tuple[int, str]:
+    return -each[1], each[0]
+
+
+def _may(caller: Caller, kind: ResourceType, name: str) -> bool:
+    return caller.may_with(DESCRIBE, Resource(kind, name))
+
+
+def _may_see(caller: Caller, event: Event) -> bool:
+    if event.of.startswith("pipeline "):
+        name = event.of.removeprefix("pipeline ")
+        return _may(caller, ResourceType.TRANSACTIONAL_ID, name)
+    return caller.may_with(DESCRIBE, THE_CLUSTER)
+
+
+def _check_series(caller: Caller, name: str) -> None:
+    kind, _, rest = name.partition("/")
+    subject = rest.rpartition("/")[0]
+    if kind == "pipeline":
+        caller.check_pipeline(DESCRIBE, subject)
+    elif kind == "group":
+        if not _may(caller, ResourceType.GROUP, subject):
+            message = f"{caller.principal} may not DESCRIBE the group {subject}."
+            raise Refusal(403, "GROUP_AUTHORIZATION_FAILED", message)
+    else:
+        caller.check_cluster(DESCRIBE)
+
+
+# --- drawing -------------------------------------------------------------------------------------
+
+
+@cache
+def static_files() -> Mapping[str, bytes]:
+    """Every file of `static`, and the colours that the readiness report has too."""
+    found = {
+        each.name: each.read_bytes() for each in (files("catchwater.web") / "static").iterdir()
+    }
+    return found | {"palette.css": PALETTE.encode()}
+
+
+@cache
+def static_href(name: str) -> str:
+    """The address of a file, which changes with it."""
+    digest = hashlib.sha256(static_files()[name]).hexdigest()[:12]
+    return f"/static/{name}?{digest}"
+
+
+@cache
+def _templates() -> Environment:
+    made = Environment(
+        loader=PackageLoader("catchwater.web"), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    made.policies["json.dumps_kwargs"] = {"sort_keys": False}
+    made.globals |= {"NAV": NAV, "SIGNS": SIGNS, "static": static_href, "query": query_of}
+    made.filters["clock"] = lambda at_ms: words.moment(at_ms)[11:]
+    return made
+
+
+def parts_of(view: View) -> dict[str, str]:
+    """The parts of a page, by the ids of their elements, in order."""
+    macros: Any = _templates().get_template("parts.html").module
+    found = {"pipelines": str(macros.pipelines(view))} if view.pipelines else {}
+    return found | {f"panel-{panel.id}": str(macros.panel(panel)) for panel in view.panels}
+
+
+def drawn(view: View) -> str:
+    """The whole page."""
+    return _templates().get_template("page.html").render(view=view, parts=parts_of(view))
+
+
+def drawn_error(error: CatchwaterError) -> str:
+    """An error, as a page."""
+    return _templates().get_template("error.html").render(message=str(error), hint=error.hint)

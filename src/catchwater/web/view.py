@@ -1,0 +1,212 @@
+"""The record of a page: what is drawn in HTML, sent as JSON, and printed by `catchwater top`.
+
+A page is a row of pipelines with their verdicts and then panels; a panel has lines, a table,
+charts. Everything is text that is ready to be read, so that all three forms say the same. Pure.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar
+from urllib.parse import urlencode
+
+import msgspec
+
+T = TypeVar("T")
+
+Mark = Literal["", "ok", "warn", "fail", "unknown"]
+PAGE_ROWS = 50
+
+
+class Command(msgspec.Struct, frozen=True):
+    """What to type next; the page copies it."""
+
+    text: str
+    why: str = ""
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One thing that is known, or is said to be unknown."""
+
+    label: str
+    text: str
+    mark: Mark = ""
+    note: str = ""
+    """The reason, in a sentence or less."""
+    href: str = ""
+    share: float | None = None
+    """0 to 1, drawn as a bar."""
+
+
+class Cell(msgspec.Struct, frozen=True):
+    """One cell of a table."""
+
+    text: str
+    mark: Mark = ""
+    href: str = ""
+    share: float | None = None
+
+
+class Column(msgspec.Struct, frozen=True):
+    """A column; one with a key can be sorted by."""
+
+    title: str
+    key: str = ""
+    right: bool = False
+    """Numbers stand right."""
+    grows: bool = False
+    """Has sentences, and takes the room that others leave."""
+
+
+class Paging(msgspec.Struct, frozen=True):
+    """Which rows of how many are shown, and in which order."""
+
+    total: int
+    page: int
+    pages: int
+    sort: str
+    descending: bool
+    find: str = ""
+
+
+class Table(msgspec.Struct, frozen=True):
+    """Rows of cells, as many as are shown."""
+
+    columns: list[Column]
+    rows: list[list[Cell]]
+    empty: str
+    """Said where there are no rows."""
+    paging: Paging | None = None
+
+
+class Chart(msgspec.Struct, frozen=True):
+    """Series of the history on one pair of axes."""
+
+    title: str
+    unit: Literal["", "bytes", "s", "records", "per s"]
+    series: dict[str, str]
+    """Name in the history to label."""
+
+
+class Panel(msgspec.Struct, frozen=True):
+    """A part of the page with a heading."""
+
+    id: str
+    title: str
+    lines: list[Line] = []
+    table: Table | None = None
+    charts: list[Chart] = []
+    commands: list[Command] = []
+    note: str = ""
+    wide: bool = False
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """Correct, recoverable or fresh: how it stands, why, and what to do next."""
+
+    of: str
+    mark: Mark
+    reason: str
+    command: str = ""
+
+
+class Head(msgspec.Struct, frozen=True):
+    """A pipeline in one line, with its three verdicts."""
+
+    name: str
+    href: str
+    state: str
+    verdicts: list[Verdict]
+    about: str = ""
+    at_ms: int = 0
+    """Of the report that this is from; 0: there is none."""
+
+
+class Crumb(msgspec.Struct, frozen=True):
+    """A page above this one."""
+
+    title: str
+    href: str
+
+
+class View(msgspec.Struct, frozen=True):
+    """A whole page."""
+
+    title: str
+    nav: str
+    """The entry of the navigation that it belongs to."""
+    at_ms: int
+    panels: list[Panel] = []
+    pipelines: list[Head] = []
+    crumbs: list[Crumb] = []
+    about: str = ""
+
+
+class Asked(NamedTuple):
+    """How a list was asked for, in the query of its URL."""
+
+    sort: str = ""
+    descending: bool = False
+    page: int = 1
+    find: str = ""
+
+    @classmethod
+    def of(cls, query: Mapping[str, str]) -> "Asked":
+        """From a query that anybody may have written."""
+        page = query.get("page", "1")
+        number = int(page) if page.isdecimal() and len(page) < 9 else 1
+        return cls(
+            query.get("sort", "")[:40],
+            query.get("order") == "desc",
+            max(1, number),
+            query.get("find", "")[:200],
+        )
+
+
+class Sorted(msgspec.Struct, frozen=True):
+    """A column's cell of a row, and what rows are sorted by."""
+
+    column: Column
+    cell: Callable[[Any], Cell]
+    by: Callable[[Any], Any] | None = None
+
+
+def listed(
+    items: Iterable[T], columns: Sequence[Sorted], asked: Asked, default: str, empty: str,
+    name: Callable[[T], str],
+) -> Table:  # fmt: skip
+    """One page of the items: those whose name has what is looked for, in the order asked for.
+
+    Cells are made of the rows that are shown alone. A default that begins with "-" descends.
+    """
+    wanted = asked.find.lower()
+    found = [item for item in items if wanted in name(item).lower()]
+    orders = {each.column.key: each.by for each in columns if each.by is not None}
+    sort, descending = asked.sort, asked.descending
+    if sort not in orders:
+        sort, descending = default.removeprefix("-"), default.startswith("-")
+    by = orders[sort]
+    assert by is not None
+    found.sort(key=name)
+    found.sort(key=by, reverse=descending)
+    pages = max(1, -(-len(found) // PAGE_ROWS))
+    page = min(asked.page, pages)
+    shown = found[(page - 1) * PAGE_ROWS : page * PAGE_ROWS]
+    return Table(
+        [each.column for each in columns],
+        [[each.cell(item) for each in columns] for item in shown],
+        f"Nothing has {asked.find!r} in its name." if asked.find else empty,
+        Paging(len(found), page, pages, sort, descending, asked.find),
+    )
+
+
+def query_of(paging: Paging, **changes: Any) -> str:
+    """The query that asks for the same list with these changes."""
+    now = {"sort": paging.sort, "order": "desc" if paging.descending else "asc",
+           "page": paging.page, "find": paging.find}  # fmt: skip
+    return "?" + urlencode({key: value for key, value in (now | changes).items() if value != ""})
+
+
+def worst(marks: Iterable[Mark]) -> Mark:
+    """The one that matters most."""
+    found = set(marks)
+    order: tuple[Mark, ...] = ("fail", "unknown", "warn", "ok")
+    return next((mark for mark in order if mark in found), "unknown")
