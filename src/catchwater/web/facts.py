@@ -26,6 +26,8 @@ from catchwater.wal.base import WalDescription
 T = TypeVar("T")
 
 FRESH_S = 2.0
+_NEW_S = 0.2
+"""What is not known by its name is looked for again, unless there was a look as lately as that."""
 _AT_ONCE = 500
 """Partitions that are looked at in one turn of the event loop."""
 
@@ -163,9 +165,12 @@ class _Kept(Generic[T]):
         self._at_s = -1e9
         self._value: T | None = None
 
-    async def get(self, look: Callable[[T | None], Awaitable[T]]) -> T:
+    async def get(
+        self, look: Callable[[T | None], Awaitable[T]], fresh_s: float | None = None
+    ) -> T:
+        good_s = self._fresh_s if fresh_s is None else fresh_s
         async with self._looking:
-            if self._value is None or self._clock.monotonic_s() - self._at_s >= self._fresh_s:
+            if self._value is None or self._clock.monotonic_s() - self._at_s >= good_s:
                 self._value = await look(self._value)
                 self._at_s = self._clock.monotonic_s()
             return self._value
@@ -196,6 +201,14 @@ class Facts:
     async def topics(self) -> Iterable[TopicFact]:
         """Every topic."""
         return (await self._topics.get(self._look_at_topics)).topics.values()
+
+    async def topic(self, name: str) -> TopicFact | None:
+        """One topic, also one that was made just now."""
+        for fresh_s in (None, _NEW_S):
+            found = (await self._topics.get(self._look_at_topics, fresh_s)).topics.get(name)
+            if found is not None:
+                return found
+        return None
 
     async def _look_at_topics(self, before: _Tally | None) -> _Tally:
         at_s, found, seen = self.broker.clock.monotonic_s(), {}, 0
@@ -254,6 +267,14 @@ class Facts:
     async def groups(self) -> list[GroupFact]:
         """Groups with members or positions, `MAX_GROUPS` at most."""
         return await self._groups.get(self._look_at_groups)
+
+    async def group(self, name: str) -> GroupFact | None:
+        """One group, also one that came just now."""
+        for fresh_s in (None, _NEW_S):
+            for found in await self._groups.get(self._look_at_groups, fresh_s):
+                if found.name == name:
+                    return found
+        return None
 
     async def _look_at_groups(self, before: list[GroupFact] | None) -> list[GroupFact]:
         held = self.broker.groups
@@ -331,11 +352,16 @@ class Facts:
         """What each pipeline last said of itself, as it may be shown now; by name."""
         return await self._reports.get(self._look_at_reports)
 
+    async def report(self, name: str) -> PipelineStatus | None:
+        """What one pipeline last said of itself, also one that has just begun."""
+        for fresh_s in (None, _NEW_S):
+            for found in await self._reports.get(self._look_at_reports, fresh_s):
+                if found.name == name:
+                    return found
+        return None
+
     async def _look_at_reports(self, before: object) -> list[PipelineStatus]:
-        rows, now_ms = (
-            (await self._log.reports()),
-            self.now_ms,
-        )
+        rows, now_ms = await self._log.reports(), self.now_ms
         return await asyncio.to_thread(lambda: [report_of(row, now_ms) for row in rows])
 
     # --- transactions, pins, brokers -------------------------------------------------------------

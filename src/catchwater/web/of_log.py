@@ -354,7 +354,7 @@ def group(seen: GroupSeen, asked: Asked, now_ms: int) -> View:
     ]
     reset = [
         Command(
-            f'catchwater group reset {_word(name)} --to "2h ago" --dry-run',
+            f"catchwater group reset {_word(name)} --by-duration 2h",
             "See what a reset would do",
         ),
         Command(
@@ -391,7 +391,7 @@ def group(seen: GroupSeen, asked: Asked, now_ms: int) -> View:
                 "reset",
                 "Move it",
                 commands=reset,
-                note="A group is moved while it has no members. The first command changes nothing.",
+                note="It must have no members. Without --execute nothing is changed.",
             ),
             Panel("lag", "Over time", charts=charts, wide=True),
             Panel("members", "Members", table=members, wide=True),

@@ -210,13 +210,13 @@ class Page:
         """`/pipelines/{name}`"""
         name = path["name"]
         caller.check_pipeline(DESCRIBE, name)
-        found = [each for each in await self._facts.reports() if each.name == name]
-        if not found:
+        found = await self._facts.report(name)
+        if found is None:
             raise Refusal(404, "NO_REPORT", f"No pipeline {name} has reported to this log.")
         is_open = caller.may_with(DESCRIBE, THE_CLUSTER)
         drills = await self._drills()
         seen = of_pipelines.PipelineSeen(
-            found[0],
+            found,
             await self._transaction_lines() if is_open else [],
             self._load_lines() if is_open else [],
             await self._events_of(f"pipeline {name}"),
@@ -234,9 +234,9 @@ class Page:
         name = path["name"]
         caller.check(DESCRIBE, name)
         topic = await find(self._broker, name)
-        sums = {each.name: each for each in await self._facts.topics()}
-        if name not in sums:
-            raise Refusal(404, "UNKNOWN_TOPIC", f"Topic {name} was made just now. Ask again.")
+        sums = await self._facts.topic(name)
+        if sums is None:
+            raise Refusal(404, "UNKNOWN_TOPIC", f"There is no topic {name}.")
         groups = []
         for group in await self._facts.groups():
             if name in group.lags and _may(caller, ResourceType.GROUP, group.name):
@@ -248,7 +248,7 @@ class Page:
             and all(caller.may(DESCRIBE, at) for at, _ in pin.positions)
         ]
         partitions = await self._facts.partitions(topic)
-        seen = of_log.TopicSeen(sums[name], partitions, sorted(groups, key=_by_lag), pins)
+        seen = of_log.TopicSeen(sums, partitions, sorted(groups, key=_by_lag), pins)
         return of_log.topic(seen, asked, self._facts.now_ms)
 
     async def groups(self, caller: Caller, path: Mapping[str, str], asked: Asked) -> View:
@@ -262,7 +262,7 @@ class Page:
         if not _may(caller, ResourceType.GROUP, name):
             message = f"{caller.principal} may not DESCRIBE the group {name}."
             raise Refusal(403, "GROUP_AUTHORIZATION_FAILED", message)
-        fact = next((g for g in await self._facts.groups() if g.name == name), None)
+        fact = await self._facts.group(name)
         if fact is None:
             raise Refusal(404, "GROUP_ID_NOT_FOUND", f"There is no group {name}.")
         positions = [p for p in await self._facts.positions(name) if caller.may(DESCRIBE, p.topic)]

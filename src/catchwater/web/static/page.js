@@ -70,9 +70,9 @@ function listen() {
 function listenFor() {
   if (performance.now() - heard < FRESH_MS) return;
   document.body.classList.add("silent");
-  for (const mark of document.querySelectorAll("main .mark.ok")) {
-    mark.className = "mark unknown";
-    mark.textContent = "? unknown";
+  for (const good of document.querySelectorAll("main .ok")) {
+    good.classList.replace("ok", "unknown");
+    if (good.matches(".mark")) good.textContent = "? unknown";
   }
   for (const part of document.querySelectorAll(".verdict.is-ok")) {
     part.classList.replace("is-ok", "is-unknown");
