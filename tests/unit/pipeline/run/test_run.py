@@ -9,7 +9,7 @@ import pytest
 from catchwater.clock import ManualClock
 from catchwater.pipeline.run.config import AVAILABLE_NOW, CONTINUOUS
 from catchwater.pipeline.run.driver import Stop
-from catchwater.pipeline.run.run import STARTS, InputMissing, run_to_end, take
+from catchwater.pipeline.run.run import STARTS, InputMissing, run_to_end, take_checkpoint
 from catchwater.pipeline.supervise import Failure, Restarts
 from catchwater.replay.subscription import TopicUnknown
 
@@ -81,7 +81,7 @@ class Missing:
 def prepared(trigger: str, stop: Stop) -> object:
     config = SimpleNamespace(trigger=trigger, spare=False)
     held = SimpleNamespace(acquire=lambda lapsed: None)
-    return take(config, held, 0.0, stop, ManualClock())  # type: ignore[arg-type]
+    return take_checkpoint(config, held, 0.0, stop, ManualClock())  # type: ignore[arg-type]
 
 
 def test_a_topic_that_is_not_there_is_waited_for_and_told_once(
