@@ -1,7 +1,10 @@
 """`catchwater demo`: the main job with its accidents, and a verdict one can read at a glance."""
 
+import os
 import shutil
+import sys
 import tempfile
+import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +35,9 @@ def demo(
         Path | None, typer.Option("--dir", help="Where to work, and leave everything; empty.")
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the temporary directory.")] = False,
+    open_page: Annotated[
+        bool, typer.Option("--open", help="Watch it on the broker's page, in the browser.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """See a pipeline lose its process and its broker, and come back with nothing missing."""
@@ -45,7 +51,7 @@ def demo(
     folder = _fresh_folder(directory)
     try:
         with _progress() as tell:
-            verdict = run(scenario, folder, tell)
+            verdict = run(scenario, folder, tell, onlooker=_Browser() if open_page else None)
     except (CatchwaterError, KeyboardInterrupt):
         talk(f"the logs of broker and pipeline are in {folder}")
         raise
@@ -58,6 +64,27 @@ def demo(
     else:
         talk(f"everything is in {folder}")
     raise typer.Exit(0 if verdict.correct else 1)
+
+
+class _Browser:
+    """Opens the page where there is a display, and keeps it until somebody has seen enough."""
+
+    def begins(self, url: str) -> None:
+        talk(f"the page: {url}")
+        if has_display():
+            webbrowser.open(url)
+
+    def ends(self, verdict: "Verdict") -> None:
+        if sys.stdin.isatty() and sys.stderr.isatty():
+            talk("the page stays until you press Enter")
+            sys.stdin.readline()
+
+
+def has_display() -> bool:
+    """Whether a browser with windows can be opened; one of the terminal would hide the demo."""
+    return sys.platform in ("darwin", "win32") or any(
+        os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")
+    )
 
 
 def _fresh_folder(chosen: Path | None) -> Path:

@@ -9,6 +9,7 @@ row with what a plain loop over the same input says.
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -26,7 +27,23 @@ FED_BEFORE_KILL = 0.6
 KILLS = 2
 
 
-def run(scenario: Scenario, folder: Path, tell: Tell, clock: Clock = SYSTEM) -> Verdict:
+class Onlooker(Protocol):
+    """Who watches the demo on the broker's page."""
+
+    def begins(self, url: str) -> None:
+        """The page is served there from now on."""
+
+    def ends(self, verdict: Verdict) -> None:
+        """All is over; broker and page go when this returns."""
+
+
+def run(
+    scenario: Scenario,
+    folder: Path,
+    tell: Tell,
+    clock: Clock = SYSTEM,
+    onlooker: Onlooker | None = None,
+) -> Verdict:
     """Run the demo in a folder of its own and judge it.
 
     Raises `ChildDied` or `ChildStuck` when broker or pipeline do not do their part; their logs are
@@ -35,9 +52,15 @@ def run(scenario: Scenario, folder: Path, tell: Tell, clock: Clock = SYSTEM) -> 
     started_s = clock.monotonic_s()
     with ExitStack() as children:
         demo = _Demo(scenario, folder, tell, clock, children)
+        page_url = demo.start_log()
+        if onlooker is not None:
+            onlooker.begins(page_url)
         demo.feed_and_kill()
         demo.restore()
-        return demo.judge(started_s)
+        verdict = demo.judge(started_s)
+        if onlooker is not None:
+            onlooker.ends(verdict)
+        return verdict
 
 
 def job_of(scenario: Scenario) -> Job:
@@ -62,19 +85,25 @@ class _Demo:
         self._promised: Contract | None = None
         self._restore_s = 0.0
 
+    def start_log(self) -> str:
+        """Start the broker; the address of its page."""
+        self._tell("starting a broker", 0.02)
+        self._stage.start_log()
+        return self._log.page_url
+
     def feed_and_kill(self) -> None:
         """Feed until both processes are dead and the broker alone is back, with all input in it."""
         scenario, stage = self._scenario, self._stage
         events = scenario.events()
         count = scenario.expected.events
         before = round(count * FED_BEFORE_KILL)
-        self._tell("starting a broker", 0.02)
-        stage.start_log()
         broker = self._log.process
         assert broker is not None
         pipeline = stage.start_pipeline()
         with Client(self._log.bootstrap, timeout_s=READY_S) as client:
-            feeder = Feeder(client, scenario.topic, PARTITIONS, scenario.epoch_events // 4)
+            feeder = Feeder(
+                client, scenario.topic, PARTITIONS, scenario.epoch_events // 4, self._clock.now_ms
+            )  # fmt: skip
             self._tell("feeding events while Spark starts", 0.05)
             feeder.feed(events, before)
             self._tell("waiting for the first epochs", 0.2)

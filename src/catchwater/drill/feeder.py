@@ -5,7 +5,7 @@ sequence in each batch to make that harmless. A round goes out as one request, s
 never sees one partition far ahead of another.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from threading import Event as ThreadEvent
 from threading import Thread
@@ -42,7 +42,16 @@ def partition_of(key: bytes, partitions: int) -> int:
 class Feeder:
     """One idempotent producer for one topic; the same key always goes to the same partition."""
 
-    def __init__(self, client: Client, topic: str, partitions: int, round_events: int) -> None:
+    def __init__(
+        self,
+        client: Client,
+        topic: str,
+        partitions: int,
+        round_events: int,
+        now_ms: Callable[[], int] | None = None,
+    ) -> None:
+        """With `now_ms` records bear the time at which they are sent, not their events'."""
+        self._now_ms = now_ms
         self._client = client
         self._topic = topic
         self._round_events = max(1, min(ROUND_EVENTS, round_events))
@@ -59,9 +68,11 @@ class Feeder:
 
     def _send(self, events: list[Event]) -> None:
         records: list[list[Record]] = [[] for _ in self._sequences]
+        sent_ms = None if self._now_ms is None else self._now_ms()
         for event in events:
             partition = partition_of(event.key, len(records))
-            records[partition].append((event.key, event.value, event.at, ()))
+            at_ms = event.at if sent_ms is None else sent_ms
+            records[partition].append((event.key, event.value, at_ms, ()))
         batches = []
         for partition, chosen in enumerate(records):
             if chosen:

@@ -104,6 +104,11 @@ class OwnLog:
         return self.folder / "data"
 
     @property
+    def page_url(self) -> str:
+        """The address of its page, once it was started."""
+        return f"http://{self._control}/"
+
+    @property
     def processes(self) -> list[Child]:
         """The broker's."""
         return [self.process] if self.process else []

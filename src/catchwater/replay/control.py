@@ -113,7 +113,7 @@ class Control:
         self.url = shown(self.location)
         self._is_encrypted = parts.scheme == "https"
         self._host, self._port = parts.hostname, parts.port or (443 if self._is_encrypted else 80)
-        self._headers = {"content-type": "application/json"}
+        self._headers = {"content-type": "application/json", "accept": "application/json"}
         # A password goes to nobody who could be overheard.
         if parts.username and (self._is_encrypted or farthest(parts.hostname) == HERE):
             login = ":".join(_login(url)).encode()

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from msgspec.structs import replace
+
 from catchwater.drill.result import Finding, Result
-from catchwater.verdicts import Compared, PipelineStatus
+from catchwater.verdicts import OLD_S, Compared, PipelineStatus
 from catchwater.verdicts import Verdict as Given
 from catchwater.web import words
 from catchwater.web.facts import GroupFact
@@ -41,6 +43,8 @@ _MARKS: Mapping[str, Mark] = {
     "fail": "fail",
     "unknown": "unknown",
 }
+_OVER = ("stopped", "ended")
+"""States in which a pipeline reports for the last time."""
 _MOST_EPOCHS = 12
 _MOST_EVENTS = 200
 _FAR_OFF = 1.25
@@ -68,7 +72,7 @@ def head(report: PipelineStatus, now_ms: int) -> Head:
     return Head(
         report.name,
         pipeline_href(report.name),
-        report.state,
+        state_then(report, now_ms),
         [
             _verdict("correct", report.correct),
             _verdict("recoverable", report.recoverable),
@@ -77,6 +81,18 @@ def head(report: PipelineStatus, now_ms: int) -> Head:
         about=versions,
         at_ms=report.reported_ms,
     )
+
+
+def is_old(report: PipelineStatus, now_ms: int) -> bool:
+    """Whether a report says nothing of the present any more."""
+    return now_ms - report.reported_ms > OLD_S * 1000
+
+
+def state_then(report: PipelineStatus, now_ms: int) -> str:
+    """What the pipeline was doing; that it runs is not believed of one that is silent."""
+    if not is_old(report, now_ms) or report.state in _OVER:
+        return report.state
+    return f"was {report.state} {words.ago(report.reported_ms, now_ms)}"
 
 
 def _verdict(of: str, given: Given) -> Verdict:
@@ -191,71 +207,84 @@ def pipeline(seen: PipelineSeen, now_ms: int) -> View:
 
 def _pipeline(seen: PipelineSeen, now_ms: int) -> View:
     report = seen.report
-    name = report.name
+    said = {
+        "correct": Panel("correct", "Is it correct?", _correct(report)),
+        "recover": Panel("recover", "Can it recover?", _recover(report, now_ms)),
+        "fresh": Panel("fresh", "Is it keeping up?", _fresh(report, now_ms)),
+        "stop": Panel("stop", "What could stop it?", _stop(report)),
+        "live": _plots(report.name),
+        "lag": Panel("lag", "Behind, by partition", table=_lag(report)),
+        "contract": Panel("contract", "The newest checkpoint's contract", table=_checks(report)),
+        "functions": Panel("functions", "Functions", table=_functions(report), wide=True),
+        "sinks": Panel("sinks", "Sinks", table=_sinks(report), wide=True),
+        "checkpoints": Panel(
+            "checkpoints", "Checkpoints", table=_epochs(report, now_ms), wide=True
+        ),
+    }
+    if is_old(report, now_ms):
+        said = {name: _as_then(panel) for name, panel in said.items()}
+    else:
+        said = _catching_up(report) | said
+    # What the broker knows itself goes beside what the pipeline has said.
+    for name, lines in {
+        "correct": seen.transactions,
+        "recover": [_drilled(seen.last_drill, now_ms)],
+        "stop": seen.load,
+    }.items():
+        said[name] = replace(said[name], lines=[*said[name].lines, *lines])
+    happened = _timeline(seen.events[:_MOST_EVENTS], now_ms)
     return View(
-        name,
+        report.name,
         "overview",
         now_ms,
         crumbs=[Crumb("Pipelines", "/")],
         pipelines=[head(report, now_ms)],
         about=_about(report, now_ms),
         panels=[
-            *_catching_up(report),
-            Panel("correct", "Is it correct?", [*_correct(report), *seen.transactions]),
-            Panel("recover", "Can it recover?", _recover(seen, now_ms)),
-            Panel("fresh", "Is it keeping up?", _fresh(report, now_ms)),
-            Panel("stop", "What could stop it?", _stop(seen)),
-            Panel(
-                "live",
-                "Live and replay, on the same axes",
-                wide=True,
-                charts=[
-                    Chart(
-                        "Records a second",
-                        "per s",
-                        {
-                            f"pipeline/{name}/in_per_s": "in",
-                            f"pipeline/{name}/out_per_s": "out",
-                            f"pipeline/{name}/catch_up_per_s": "catching up",
-                        },
-                    ),
-                    Chart(
-                        "Behind",
-                        "s",
-                        {
-                            f"pipeline/{name}/lag_s": "oldest record not processed",
-                            f"pipeline/{name}/staleness_s": "promised",
-                        },
-                    ),
-                    Chart(
-                        "A restore",
-                        "s",
-                        {
-                            f"pipeline/{name}/estimate_s": "estimated",
-                            f"pipeline/{name}/restore_s": "measured",
-                            f"pipeline/{name}/max_restore_s": "budget",
-                        },
-                    ),
-                    Chart("State", "bytes", {f"pipeline/{name}/state_bytes": "state"}),
-                ],
-            ),
-            Panel("lag", "Behind, by partition", table=_lag(report)),
-            Panel("contract", "The newest checkpoint's contract", table=_checks(report)),
-            Panel("functions", "Functions", table=_functions(report), wide=True),
-            Panel("sinks", "Sinks", table=_sinks(report), wide=True),
-            Panel("checkpoints", "Checkpoints", table=_epochs(report, now_ms), wide=True),
-            Panel(
-                "timeline",
-                "Versions and what happened",
-                table=_timeline(seen.events[:_MOST_EVENTS], now_ms),
-                wide=True,
-            ),
+            *said.values(),
+            Panel("timeline", "Versions and what happened", table=happened, wide=True),
         ],
     )
 
 
+def _plots(name: str) -> Panel:
+    me = f"pipeline/{name}"
+    rates = {
+        f"{me}/in_per_s": "in",
+        f"{me}/out_per_s": "out",
+        f"{me}/catch_up_per_s": "catching up",
+    }
+    behind = {f"{me}/lag_s": "oldest record not processed", f"{me}/staleness_s": "promised"}
+    restore = {
+        f"{me}/estimate_s": "estimated",
+        f"{me}/restore_s": "measured",
+        f"{me}/max_restore_s": "budget",
+    }
+    charts = [
+        Chart("Records a second", "per s", rates),
+        Chart("Behind", "s", behind),
+        Chart("A restore", "s", restore),
+        Chart("State", "bytes", {f"{me}/state_bytes": "state"}),
+    ]
+    return Panel("live", "Live and replay, on the same axes", charts=charts, wide=True)
+
+
+def _as_then(panel: Panel) -> Panel:
+    """What an old report found to be good, which nobody knows now."""
+    lines = [replace(each, mark=_then(each.mark)) for each in panel.lines]
+    table = panel.table
+    if table is not None:
+        rows = [[replace(cell, mark=_then(cell.mark)) for cell in row] for row in table.rows]
+        table = replace(table, rows=rows)
+    return replace(panel, lines=lines, table=table)
+
+
+def _then(mark: Mark) -> Mark:
+    return "unknown" if mark == "ok" else mark
+
+
 def _about(report: PipelineStatus, now_ms: int) -> str:
-    parts = [report.state, f"reported {words.ago(report.reported_ms, now_ms)}"]
+    parts = [state_then(report, now_ms), f"reported {words.ago(report.reported_ms, now_ms)}"]
     if report.owner:
         parts.append(f"owner {report.owner}")
     return " · ".join(parts)
@@ -300,8 +329,8 @@ def _comparison(each: Compared, now_ms: int) -> Line:
     return Line(label, f"{rows} of {rows} rows", mark="ok", note=f"missing 0, duplicate 0; {when}")
 
 
-def _recover(seen: PipelineSeen, now_ms: int) -> list[Line]:
-    report, restore = seen.report, seen.report.restore or {}
+def _recover(report: PipelineStatus, now_ms: int) -> list[Line]:
+    restore = report.restore or {}
     state_bytes = report.operator.get("state_bytes")
     epochs = report.recent_epochs
     grown = sum(each.get("delta_bytes") or 0 for each in epochs[-1:])
@@ -332,7 +361,6 @@ def _recover(seen: PipelineSeen, now_ms: int) -> list[Line]:
             mark="" if report.restorable else "unknown",
             note=words.plural(len(report.restorable), "checkpoint"),
         ),
-        _drilled(seen.last_drill, now_ms),
     ]
     return lines
 
@@ -446,8 +474,8 @@ def _fresh(report: PipelineStatus, now_ms: int) -> list[Line]:
     ]
 
 
-def _stop(seen: PipelineSeen) -> list[Line]:
-    report, supervisor = seen.report, seen.report.supervisor or {}
+def _stop(report: PipelineStatus) -> list[Line]:
+    supervisor = report.supervisor or {}
     lines = []
     for problem in report.problems:
         lines.append(Line("problem", problem, mark="fail"))
@@ -463,14 +491,14 @@ def _stop(seen: PipelineSeen) -> list[Line]:
         )
     else:
         lines.append(Line("supervisor", "none", note="nothing starts it again when it fails"))
-    return [*lines, *seen.load]
+    return lines
 
 
-def _catching_up(report: PipelineStatus) -> list[Panel]:
+def _catching_up(report: PipelineStatus) -> dict[str, Panel]:
     """A restore that is under way, first on the page."""
     told = report.catching_up
     if told is None:
-        return []
+        return {}
     lines = [
         Line(
             "all",
@@ -487,7 +515,7 @@ def _catching_up(report: PipelineStatus) -> list[Panel]:
         lines.append(
             Line(each["name"], f"{each['percent']:.0f} %", share=each["percent"] / 100, note=note)
         )
-    return [Panel("catching-up", "Restoring now", lines, wide=True)]
+    return {"catching-up": Panel("catching-up", "Restoring now", lines, wide=True)}
 
 
 def _lag(report: PipelineStatus) -> Table:

@@ -111,6 +111,17 @@ def test_an_old_report_is_unknown_and_its_failure_stays() -> None:
     assert report_of(row._replace(report="{"), NOW_MS).fresh.state == "unknown"
 
 
+def test_no_line_of_a_pipeline_that_is_silent_stays_green() -> None:
+    seen = pages.PipelineSeen(report(), [], [], [], None)
+    fresh = pages.pipeline(seen, NOW_MS)
+    assert line(fresh, "correct", "sink alerts").mark == "ok"
+    later = pages.pipeline(seen, NOW_MS + 60_000)
+    cells = [cell for p in later.panels if p.table for row in p.table.rows for cell in row]
+    assert "ok" not in {each.mark for p in later.panels for each in p.lines}
+    assert "ok" not in {cell.mark for cell in cells}
+    assert later.pipelines[0].state == "was running 1 min 1 s ago"
+
+
 def test_the_timeline_tells_what_changed_between_two_reports() -> None:
     before = report()
     now = report(
