@@ -8,10 +8,17 @@ from typing import Any
 import typer
 from benchmarks.page import PAGE as BENCHMARKS
 from benchmarks.page import figures, page
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
 
+from catchwater.broker.metrics import Metrics
 from catchwater.broker.router import coverage_table
 from catchwater.broker.topic_config import settings_table
 from catchwater.cli.app import app
+from catchwater.log.read.reader import ReadCounts
+from catchwater.log.write.writer import Written
+from catchwater.objects.retry import RequestCounts
+from catchwater.pipeline.run.metrics import PipelineMetrics
 from catchwater.sinks.config import options_table
 
 DOCS = Path(__file__).parent
@@ -25,6 +32,8 @@ def main() -> None:
     replace(DOCS / "protocol.md", settings_table())
     replace(DOCS / "commands.md", commands_table())
     replace(DOCS / "sinks.md", options_table())
+    for table in metrics_tables():
+        replace(DOCS / "monitoring.md", table)
     replace(README, figures())
 
 
@@ -43,6 +52,26 @@ def _commands(group: Any, context: Any, path: str) -> Iterator[str]:
             yield from _commands(command, context, f"{path}{name} ")
         else:
             yield f"| `{path}{name}` | {command.get_short_help_str(limit=200)} |"
+
+
+def metrics_tables() -> list[str]:
+    """Every metric of a broker, and every one of a pipeline."""
+    broker, counts = Metrics(), RequestCounts()
+    broker.show_store(counts)
+    broker.show_log(ReadCounts(), Written(), counts.stored)
+    pipeline = PipelineMetrics("p", ["f"]).registry
+    pages = {"broker": broker.page(), "pipeline": generate_latest(pipeline)}
+    return [
+        "\n".join((f"| metric of a {of} | type | what |", "|---|---|---|", *_families(page), ""))
+        for of, page in pages.items()
+    ]
+
+
+def _families(page: bytes) -> Iterator[str]:
+    for family in text_string_to_metric_families(page.decode()):
+        if not family.name.endswith("_created"):
+            name = family.name + ("_total" if family.type == "counter" else "")
+            yield f"| `{name}` | {family.type} | {family.documentation.rstrip('.')} |"
 
 
 def replace(page: Path, table: str) -> None:

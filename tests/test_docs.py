@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.page import PAGE, figures, page
-from docs.generate import commands_table
+from docs.generate import commands_table, metrics_tables
 
 from catchwater.cli.init import FILES
 from catchwater.demo.card_risk import CardRisk
@@ -44,6 +44,12 @@ def test_the_page_of_commands_lists_all_of_them() -> None:
 
 def test_the_page_of_sinks_lists_every_key_of_every_kind() -> None:
     assert options_table() in (ROOT / "docs/sinks.md").read_text(), "make docs writes it anew"
+
+
+def test_the_page_of_metrics_lists_every_one() -> None:
+    page = (ROOT / "docs/monitoring.md").read_text()
+    for table in metrics_tables():
+        assert table in page, "make docs writes it anew"
 
 
 def test_every_page_stands_in_the_index() -> None:

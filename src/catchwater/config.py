@@ -127,7 +127,8 @@ class BrokerConfig:
     `catchwater.catalog` makes it one of several: a PostgreSQL URL, empty for a broker alone with
     SQLite in `log.dirs`. `catchwater.objects` is a store's URL, empty for a folder in `log.dirs`;
     `catchwater.wal` a kind, by default `file` alone and `object` among several.
-    `catchwater.replay.quota.overrides` is a list as `replay_quotas` reads it.
+    `catchwater.replay.quota.overrides` is a list as `replay_quotas` reads it,
+    `catchwater.group.max.staleness` as `group_promises` does.
 
     `super.users` may do everything; with it there are users and rules, which the catalog has and
     `catchwater.access.file`. Without it everybody may do everything.
@@ -186,6 +187,9 @@ class BrokerConfig:
     catchwater_session_timeout_ms: int = LogConfig.session_ms
     catchwater_replay_quota_bytes_per_second: int = -1
     catchwater_replay_quota_overrides: str = ""
+    catchwater_metrics_max_lags: int = 20_000
+    catchwater_metrics_max_groups: int = 1_000
+    catchwater_group_max_staleness: str = ""
     catchwater_listener_protocol: str = "PLAINTEXT"
     """Of `listeners`, where it stands in front of the address."""
     catchwater_control_protocol: str = "http"
@@ -257,6 +261,8 @@ _LEAST = {
     "catchwater.retention.interval.ms": 1,
     "catchwater.session.timeout.ms": 100,
     "catchwater.replay.quota.bytes.per.second": -1,
+    "catchwater.metrics.max.lags": 0,
+    "catchwater.metrics.max.groups": 0,
     "catchwater.audit.retention.ms": 60_000,
 }
 """The smallest value of each key; 0 if it is not listed."""
@@ -301,6 +307,7 @@ def load_broker_config(
         )
     _check_stores(config)
     _check_quotas(config)
+    group_promises(config.catchwater_group_max_staleness)
     _check_groups(config)
     _check_security(config)
     return config
@@ -323,6 +330,26 @@ def replay_quotas(overrides: str) -> dict[str, int]:
             )
         quotas[account] = int(rate)
     return quotas
+
+
+def group_promises(text: str) -> dict[str, float]:
+    """Group → how old the oldest record may be that it has not read, seconds; `*` is all others.
+
+    From `billing=30s, *=1h`. Raises `ConfigError`.
+    """
+    promises = {}
+    for entry in filter(None, (each.strip() for each in text.split(","))):
+        group, _, duration = entry.rpartition("=")
+        try:
+            if not group:
+                raise ValueError("it names no group")
+            promises[group] = duration_ms(duration) / 1000
+        except ValueError as problem:
+            raise ConfigError(
+                f"catchwater.group.max.staleness holds {entry!r}: {problem}.",
+                hint="It is a list such as billing=30s, reports=1h, *=1d.",
+            ) from None
+    return promises
 
 
 def _check_quotas(config: BrokerConfig) -> None:

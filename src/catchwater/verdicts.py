@@ -29,6 +29,9 @@ NEAR = 0.8
 """From this share of a promise on it is close to being broken."""
 
 State = Literal["ok", "warn", "fail", "unknown"]
+STATES: tuple[State, ...] = ("ok", "warn", "fail", "unknown")
+"""As metrics number them."""
+VERDICTS = ("correct", "recoverable", "fresh")
 Grade = Literal["pass", "warn", "fail"]
 """What a single check of the recovery contract says."""
 
@@ -118,6 +121,20 @@ class Compared(msgspec.Struct, frozen=True):
         return self.missing + doubled + self.altered + self.foreign + self.lost
 
 
+class Drilled(msgspec.Struct, frozen=True):
+    """What the newest results of a drill say."""
+
+    name: str
+    verdict: str
+    """Of the newest run: pass, fail, error."""
+    started_ms: int
+    restore_s: float | None = None
+    """What a restore took, in the newest run that measured it."""
+    estimate_s: float | None = None
+    passed_ms: int | None = None
+    """When it last passed."""
+
+
 class PipelineStatus(msgspec.Struct, frozen=True):
     """All there is to say of a pipeline. Times of day are milliseconds since 1970."""
 
@@ -153,7 +170,12 @@ class PipelineStatus(msgspec.Struct, frozen=True):
     checks: list[dict[str, str]] = []
     """What holds of the newest recovery contract now: verdict, subject, message."""
     restore: dict[str, Any] | None = None
+    history_margin_s: float | None = None
+    """How much earlier than a restore needs it the log begins, by the input's rate; None: unknown,
+    or nothing comes."""
     catching_up: dict[str, Any] | None = None
+    drills: list[Drilled] = []
+    """Of drills whose results lie in the folder `drills` beside the pipeline's file."""
     problems: list[str] = []
     format: int = FORMAT
 
@@ -321,7 +343,7 @@ def as_seen(report: Mapping[str, Any], age_s: float) -> dict[str, Any]:
     shown = dict(report)
     if age_s <= OLD_S:
         return shown
-    for name in ("correct", "recoverable", "fresh"):
+    for name in VERDICTS:
         verdict = shown.get(name)
         if not isinstance(verdict, Mapping) or verdict.get("state") == "fail":
             continue

@@ -31,6 +31,7 @@ from catchwater.broker.gate import (
     ResourceType,
     allowed_operations,
 )
+from catchwater.broker.lags import GroupLags
 from catchwater.broker.login import Session
 from catchwater.broker.metrics import Metrics
 from catchwater.broker.quotas import ConfiguredLimits, ReplayQuotas
@@ -77,11 +78,14 @@ class Broker:
     """The accounts from which replays pay for what they read from storage."""
 
     fetch_sessions: FetchSessions = field(init=False)
+    lags: GroupLags = field(init=False)
+    """How far consumer groups are behind."""
 
     def __post_init__(self) -> None:
         config = self.config
         slots = config.max_incremental_fetch_session_cache_slots
         self.fetch_sessions = FetchSessions(slots, self.clock)
+        self.lags = GroupLags(self)
         limits = ConfiguredLimits(
             config.catchwater_replay_quota_bytes_per_second,
             replay_quotas(config.catchwater_replay_quota_overrides),

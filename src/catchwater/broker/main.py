@@ -239,6 +239,7 @@ def _broker(config: BrokerConfig, clock: Clock, log: Log, places: Places, peers:
     log.observe_wal(broker.metrics.wal_fsync_seconds.observe)
     if isinstance(log.objects, RetryingStore):
         broker.metrics.show_store(log.objects.requests)
+        broker.metrics.show_log(log.reads, log.written, log.objects.requests.stored)
     broker.kafka_address, broker.control_url = places
     if config.is_guarded:
         broker.guard = Guard(config.catchwater_access_file, config.super_user_names, log)

@@ -5,15 +5,24 @@ it is not felt: the client library takes a lock and a few calls for each observa
 written by the event loop's thread alone, and a reader may see a sum that is one observation ahead.
 
 Units are base units. Labels are bounded: APIs are labelled by Kafka's names, refusals by our own
-short reasons, and of what clients name themselves only groups, and topics that exist. `MAX_GROUPS`
-of them are shown, and `MAX_LAGS` of their partitions.
+short reasons, and of what clients name themselves only groups, and topics that exist:
+`catchwater.metrics.max.groups` of them are shown, and `catchwater.metrics.max.lags` of their
+partitions. Those, which may be thousands, are written as text here: the client library takes ten
+times as long. docs/monitoring.md lists all metrics.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -21,7 +30,12 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from catchwater.objects.retry import RequestCounts
+from catchwater import retries
+from catchwater.broker.lags import Lags
+from catchwater.log.read.reader import ReadCounts
+from catchwater.log.write.writer import Written
+from catchwater.objects.retry import BUCKETS_S, RequestCounts
+from catchwater.verdicts import STATES, State
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 """Upper bounds of the buckets of every histogram of times."""
@@ -55,6 +69,10 @@ class Times:
         self.counts[bisect_left(SECONDS, seconds)] += 1
         self.sum_s += seconds
 
+    def cumulated(self) -> tuple[list[tuple[str, int]], float]:
+        """Upper bound and count of each bucket with those before it, and the sum."""
+        return list(zip(_BOUNDS, accumulate(self.counts), strict=True)), self.sum_s
+
 
 class TimesByLabel(Collector):
     """Times by one label, or the only ones if it has none."""
@@ -73,43 +91,133 @@ class TimesByLabel(Collector):
         """What Prometheus asks for."""
         family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
         for value, times in self._times.items():
-            buckets = list(zip(_BOUNDS, accumulate(times.counts), strict=True))
-            family.add_metric([value] if self._labels else [], buckets, times.sum_s)
+            family.add_metric([value] if self._labels else [], *times.cumulated())
         yield family
 
 
-MAX_GROUPS = 1_000
-MAX_LAGS = 20_000
-"""Pairs of a group and a partition."""
-
-
-class Groups(Collector):
+class Groups:
     """Members and lags of consumer groups, set as a whole when metrics are asked for."""
 
     def __init__(self) -> None:
-        self.members: dict[str, int] = {}
-        self.lags: list[tuple[str, str, int, int]] = []
-        """Group, topic, partition, and the offsets between its position and the end."""
-        self.left_out = 0
-        """Lags beyond `MAX_LAGS`."""
+        self.members: Mapping[str, int] = {}
+        self.found = Lags()
+        self.promises: Mapping[str, float] = {}
+        self._labels: dict[tuple[str, str, int], str] = {}
+
+    def text(self) -> str:
+        """What Prometheus reads; for any thread, one at a time."""
+        lags, before = self.found.lags, self._labels
+        self._labels = {
+            lag[:3]: before.get(lag[:3]) or _labels(lag.group, lag.topic, lag.partition)
+            for lag in lags
+        }
+        labels = self._labels
+        records, seconds = dict[str, int](), dict[str, float]()
+        for lag in lags:
+            records[lag.group] = records.get(lag.group, 0) + lag.records
+            if lag.seconds is not None:
+                seconds[lag.group] = max(lag.seconds, seconds.get(lag.group, 0.0))
+        promised = {name: self.promises.get(name, self.promises.get("*")) for name in records}
+        return "".join(
+            (
+                _gauges("group_members", "Members of a consumer group.", self.members),
+                _family("consumer_lag_records", "Records from a group's position to the end."),
+                *(f"catchwater_consumer_lag_records{labels[lag[:3]]} {lag.records}.0\n"
+                  for lag in lags),
+                _family("consumer_lag_seconds", "Age of the oldest record a group has not read."),
+                *(f"catchwater_consumer_lag_seconds{labels[lag[:3]]} {lag.seconds}\n"
+                  for lag in lags if lag.seconds is not None),
+                _gauges("group_lag_records", "The sum of a group's lags.", records),
+                _gauges("group_lag_seconds", "The largest of a group's lags.", seconds),
+                _gauges(
+                    "group_max_staleness_seconds", "What that may be by what was promised.",
+                    {name: each for name, each in promised.items() if each is not None},
+                ),
+                _family("consumer_lags_left_out", "Lags beyond catchwater.metrics.max.lags."),
+                f"catchwater_consumer_lags_left_out {self.found.left_out}.0\n",
+            )
+        )  # fmt: skip
+
+
+def _family(name: str, text: str) -> str:
+    return f"# HELP catchwater_{name} {text}\n# TYPE catchwater_{name} gauge\n"
+
+
+def _gauges(name: str, text: str, by_group: Mapping[str, float]) -> str:
+    lines = (
+        f'catchwater_{name}{{group="{_escaped(group)}"}} {float(value)}\n'
+        for group, value in by_group.items()
+    )
+    return _family(name, text) + "".join(lines)
+
+
+def _labels(group: str, topic: str, partition: int) -> str:
+    return f'{{group="{_escaped(group)}",partition="{partition}",topic="{_escaped(topic)}"}}'
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+class Reports(Collector):
+    """The verdicts of the pipelines that report to the log, and how old these reports are."""
+
+    def __init__(self) -> None:
+        self.verdicts: Mapping[str, Mapping[str, State]] = {}
+        self.ages_s: Mapping[str, float] = {}
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """What Prometheus asks for."""
-        members = GaugeMetricFamily(
-            "catchwater_group_members", "Members of a consumer group.", labels=["group"]
+        verdicts = GaugeMetricFamily(
+            "catchwater_pipeline_verdict",
+            "Of the pipeline's last report: 0 ok, 1 warn, 2 fail, 3 unknown.",
+            labels=["pipeline", "verdict"],
         )
-        for group, count in self.members.items():
-            members.add_metric([group], count)
-        lags = GaugeMetricFamily(
-            "catchwater_consumer_lag_records",
-            "Offsets from a group's committed position to the high watermark.",
-            labels=["group", "topic", "partition"],
+        ages = GaugeMetricFamily(
+            "catchwater_pipeline_report_age_seconds",
+            "Since the pipeline's last report.",
+            labels=["pipeline"],
         )
-        for group, topic, partition, lag in self.lags:
-            lags.add_metric([group, topic, str(partition)], lag)
-        yield from (members, lags)
-        about = f"Lags that are not shown, for there are more than {MAX_LAGS}."
-        yield GaugeMetricFamily("catchwater_consumer_lags_left_out", about, self.left_out)
+        for pipeline, states in self.verdicts.items():
+            ages.add_metric([pipeline], self.ages_s[pipeline])
+            for verdict, state in states.items():
+                verdicts.add_metric([pipeline, verdict], STATES.index(state))
+        yield from (verdicts, ages)
+
+
+class _Counts(Collector):
+    """A counter by one label, kept elsewhere."""
+
+    def __init__(self, name: str, text: str, label: str, read: Callable[[], Mapping[str, float]]):
+        self._names, self._label, self._read = (name, text), label, read
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """What Prometheus asks for."""
+        family = CounterMetricFamily(*self._names, labels=[self._label])
+        for value, count in self._read().items():
+            family.add_metric([value], count)
+        yield family
+
+
+class _Commits(Collector):
+    """How long commits took: what the times of three APIs say, under the name one looks for."""
+
+    def __init__(self, times: "TimesByLabel") -> None:
+        self._times = times
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        """What Prometheus asks for."""
+        family = HistogramMetricFamily(
+            "catchwater_commit_latency_seconds",
+            "How long a commit took in the broker: of positions, or of a transaction.",
+            labels=["kind"],
+        )
+        for kind, api in _COMMITS.items():
+            family.add_metric([kind], *self._times.of(api).cumulated())
+        yield family
+
+
+_COMMITS = {"offsets": "OffsetCommit", "txn_offsets": "TxnOffsetCommit", "txn": "EndTxn"}
 
 
 class Metrics:
@@ -142,7 +250,18 @@ class Metrics:
             "batches_refused", "Record batches not appended, by Kafka's error name.", "error"
         )
         self.groups = Groups()
-        self._registry.register(self.groups)
+        self.reports = Reports()
+        self._registry.register(self.reports)
+        self._registry.register(_Commits(self.request_seconds))
+        self._registry.register(
+            _Counts(
+                "catchwater_retries",
+                "What failed for the moment and was tried again.",
+                "component",
+                retries.counts,
+            )
+        )
+        ProcessCollector("catchwater", registry=self._registry)
         self.wal_unflushed_bytes = self._gauge(
             "wal_unflushed_bytes", "Record bytes submitted and not yet durable."
         )
@@ -150,6 +269,7 @@ class Metrics:
             "pins", "Pins by state: reserved, extended, unreserved, lost.", "state"
         )
         self.txn_open = self._gauge("txn_open", "Transactions that are open or being ended.")
+        self.partitions = self._gauge("partitions", "Partitions of all topics.")
         self.txn_errors = self._counter(
             "txn_errors", "Transaction requests refused, by Kafka's error name.", "error"
         )
@@ -168,12 +288,32 @@ class Metrics:
         )
 
     def show_store(self, counts: RequestCounts) -> None:
-        """Show what became of the requests to the object store."""
+        """Show what became of the requests to the object store, and what was written there."""
         self._registry.register(_StoreRequests(counts))
+        self._registry.register(_StoreTimes(counts))
+
+    def show_log(self, reads: ReadCounts, written: Written, stored: Mapping[str, int]) -> None:
+        """Show where reads were answered from, and what was written for what was appended.
+
+        `stored`: the bytes of objects by the first part of their keys.
+        """
+
+        def amplified() -> dict[str, float]:
+            objects = {kind: stored.get(kind, 0) for kind in ("segments", "parquet", "staged")}
+            return {"wal": written.wal, **objects}
+
+        for name, text, label, read in (
+            ("tail_reads", "Reads of clients, by where the bytes came from.", "from",
+             lambda: {"memory": reads.tail, "storage": reads.storage}),
+            ("written_bytes", "Bytes written for batches: write-ahead log and objects, by kind.",
+             "kind", amplified),
+        ):  # fmt: skip
+            self._registry.register(_Counts(f"catchwater_{name}", text, label, read))
+        self._registry.register(_Appended(written))
 
     def page(self) -> bytes:
         """The text that Prometheus reads."""
-        return generate_latest(self._registry)
+        return generate_latest(self._registry) + self.groups.text().encode()
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"catchwater_{name}", text, labels, registry=self._registry)
@@ -203,3 +343,35 @@ class _StoreRequests(Collector):
         for labels, count in sorted(self._counts.snapshot().items()):
             family.add_metric(labels, count)
         yield family
+
+
+class _StoreTimes(Collector):
+    """How long requests took, kept where they are made."""
+
+    def __init__(self, counts: RequestCounts) -> None:
+        self._counts = counts
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        """What Prometheus asks for."""
+        family = HistogramMetricFamily(
+            "catchwater_object_store_request_seconds",
+            "How long requests to the object store took, with their retries.",
+            labels=["op"],
+        )
+        bounds = [*map(str, BUCKETS_S), "+Inf"]
+        for op, (counts, sum_s) in sorted(self._counts.times().items()):
+            family.add_metric([op], list(zip(bounds, accumulate(counts), strict=True)), sum_s)
+        yield family
+
+
+class _Appended(Collector):
+    def __init__(self, written: Written) -> None:
+        self._written = written
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """What Prometheus asks for."""
+        yield CounterMetricFamily(
+            "catchwater_appended_bytes",
+            "Bytes of the batches that were appended.",
+            value=self._written.batches,
+        )

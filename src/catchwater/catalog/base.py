@@ -55,6 +55,7 @@ from catchwater.catalog.rows import (
     PartitionRow,
     Pin,
     PinState,
+    Position,
     ProducerRow,
     ReportRow,
     RuleRow,
@@ -599,6 +600,17 @@ class Catalog(ABC):
     def pins(self, db: Db) -> list[Pin]:
         """All pins, also those whose lease has ended."""
         return [pin_row(row) for row in db.query("pin_select")]
+
+    # --- looks from time to time -------------------------------------------------------------
+
+    @query
+    def positions(self, db: Db, most: int) -> tuple[list[Position], int]:
+        """The positions of all groups by group, topic and partition; and how many were left out."""
+        rows = [Position._make(row) for row in db.query("group_offset_first", most)]
+        if len(rows) < most:
+            return rows, 0
+        [(count,)] = db.query("group_offset_count")
+        return rows, max(0, count - len(rows))
 
     # --- reports of pipelines ----------------------------------------------------------------
 

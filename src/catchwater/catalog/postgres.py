@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeVar
 
+from catchwater import retries
 from catchwater.catalog.db import STATEMENTS, Db, migrations
 from catchwater.catalog.errors import (
     CatalogFull,
@@ -106,6 +107,7 @@ class PostgresCatalog(SharedCatalog):
                 is_late = self._clock.monotonic_s() + pause_s > give_up_s
                 if is_late or self._closing or not may_be_retried(error):
                     raise self._refusal(error) from error
+            retries.count("catalog")
             self._clock.pause(pause_s * (0.5 + self._clock.random.random()))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 

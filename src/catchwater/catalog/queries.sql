@@ -537,6 +537,15 @@ SELECT group_id, topic, partition, "offset", leader_epoch, metadata, committed_m
 FROM group_offset
 ORDER BY group_id, topic, partition;
 
+-- group_offset_count --
+SELECT count(*) FROM group_offset;
+
+-- group_offset_first --
+SELECT group_id, topic, partition, "offset"
+FROM group_offset
+ORDER BY group_id, topic, partition
+LIMIT ?;
+
 -- group_offset_delete --
 DELETE FROM group_offset WHERE group_id = ? RETURNING group_id;
 

@@ -268,6 +268,15 @@ class Pin:
     """Set by retention; a pin that is `lost` stays so until it is replaced or released."""
 
 
+class Position(NamedTuple):
+    """Where a consumer group stands in one partition."""
+
+    group: str
+    topic: str
+    partition: int
+    offset: int
+
+
 class ReportRow(NamedTuple):
     """What a pipeline has last reported of itself."""
 

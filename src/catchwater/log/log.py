@@ -28,6 +28,7 @@ from catchwater.catalog.rows import (
     OffsetCommit,
     PartitionKey,
     Pin,
+    Position,
     ProducerRow,
     ReportRow,
     Session,
@@ -44,14 +45,14 @@ from catchwater.log.keep.housekeeping import Housekeeping
 from catchwater.log.keep.pins import in_force
 from catchwater.log.open import OpenLog, SharedStores, connect, embedded, shared
 from catchwater.log.read.planner import Planner
-from catchwater.log.read.reader import Reader
+from catchwater.log.read.reader import ReadCounts, Reader
 from catchwater.log.read.stable import Stability
 from catchwater.log.transactions import Transactions
 from catchwater.log.write.epochs import Epochs
 from catchwater.log.write.prepare import Preparation
 from catchwater.log.write.sequence import PartitionState
 from catchwater.log.write.shared import OpenWal
-from catchwater.log.write.writer import Appended, Submission
+from catchwater.log.write.writer import Appended, Submission, Written
 from catchwater.objects.base import Buffer, ObjectStore
 from catchwater.wal.base import WalDescription
 from catchwater.wire.errors import ErrorCode
@@ -243,6 +244,10 @@ class Log:
     def state(self, key: PartitionKey) -> PartitionState:
         """A partition as it is now, to be looked at only. Raises `KeyError`."""
         return self._core.states[key]
+
+    def state_if_there(self, key: PartitionKey) -> PartitionState | None:
+        """The same, None where it is deleted; any thread may look."""
+        return self._core.states.get(key)
 
     # --- records ---------------------------------------------------------------------------------
 
@@ -496,6 +501,20 @@ class Log:
         """A group's positions; of these (topic, partition) only, if given."""
         found = await asyncio.to_thread(self._catalog.committed, group)
         return found if keys is None else {key: found[key] for key in keys if key in found}
+
+    async def positions(self, most: int) -> tuple[list[Position], int]:
+        """The positions of all groups, up to so many, and how many were left out."""
+        return await asyncio.to_thread(self._catalog.positions, most)
+
+    @property
+    def reads(self) -> ReadCounts:
+        """How many reads were answered from memory, and how many from storage."""
+        return self._reader.counts
+
+    @property
+    def written(self) -> Written:
+        """Bytes of batches that were acknowledged, and bytes of the write-ahead log for them."""
+        return self._core.writer.written
 
     async def groups(self) -> list[str]:
         """The groups that have positions."""

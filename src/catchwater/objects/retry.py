@@ -10,10 +10,12 @@ with what was sent before `ObjectExists` is raised.
 """
 
 import threading
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
+from catchwater import retries
 from catchwater.clock import Clock
 from catchwater.objects.base import (
     Buffer,
@@ -28,6 +30,9 @@ from catchwater.objects.base import (
 )
 
 T = TypeVar("T")
+
+BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+"""Upper bounds, seconds."""
 
 
 class Patience(NamedTuple):
@@ -53,6 +58,26 @@ class RequestCounts:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: Counter[tuple[str, str]] = Counter()
+        self._times: dict[str, tuple[list[int], float]] = {}
+        self.stored: Counter[str] = Counter()
+        """Bytes of objects that were put, by the first part of their keys."""
+
+    def took(self, operation: str, seconds: float) -> None:
+        """Note how long a request took, with its retries."""
+        with self._lock:
+            counts, sum_s = self._times.get(operation) or ([0] * (len(BUCKETS_S) + 1), 0.0)
+            counts[bisect_left(BUCKETS_S, seconds)] += 1
+            self._times[operation] = counts, sum_s + seconds
+
+    def put(self, key: str, size_bytes: int) -> None:
+        """Note an object that was put."""
+        with self._lock:
+            self.stored[key.partition("/")[0]] += size_bytes
+
+    def times(self) -> Mapping[str, tuple[Sequence[int], float]]:
+        """Operation -> requests by the bucket their seconds fall into, and the sum of these."""
+        with self._lock:
+            return {op: ([*counts], sum_s) for op, (counts, sum_s) in self._times.items()}
 
     def add(self, operation: str, outcome: str) -> None:
         """Count one request."""
@@ -85,6 +110,7 @@ class Attempts:
             raise StoreUnavailable(
                 f"{error} Given up after {self._made} tries in {elapsed_s:.1f} s.", hint=error.hint
             ) from error
+        retries.count("object_store")
         self._clock.pause(wait_s)
 
 
@@ -108,7 +134,9 @@ class RetryingStore:
         self.requests = RequestCounts()
 
     def put(self, key: str, parts: Sequence[Buffer]) -> int:
-        return self._request("put", lambda: self._store.put(key, parts))
+        size_bytes = self._request("put", lambda: self._store.put(key, parts))
+        self.requests.put(key, size_bytes)
+        return size_bytes
 
     def put_if_absent(self, key: str, parts: Sequence[Buffer]) -> int:
         """Store the object, or raise `ObjectExists` if its key holds other bytes."""
@@ -126,7 +154,9 @@ class RetryingStore:
                     return sum(map(len, parts))
                 raise
 
-        return self._request("put_if_absent", attempt)
+        size_bytes = self._request("put_if_absent", attempt)
+        self.requests.put(key, size_bytes)
+        return size_bytes
 
     def _holds(self, key: str, parts: Sequence[Buffer]) -> bool:
         try:
@@ -177,18 +207,21 @@ class RetryingStore:
         return self._store.url(key, part)
 
     def _request(self, operation: str, call: Callable[[], T]) -> T:
-        attempts = Attempts(self._clock, self._patience)
-        while True:
-            try:
-                result = call()
-            except (ObjectExists, ObjectMissing, ObjectTruncated):
-                self.requests.add(operation, "ok")
-                raise
-            except StoreError as error:
-                self._after(error, operation, attempts)
-            else:
-                self.requests.add(operation, "ok")
-                return result
+        attempts, began_s = Attempts(self._clock, self._patience), self._clock.monotonic_s()
+        try:
+            while True:
+                try:
+                    result = call()
+                except (ObjectExists, ObjectMissing, ObjectTruncated):
+                    self.requests.add(operation, "ok")
+                    raise
+                except StoreError as error:
+                    self._after(error, operation, attempts)
+                else:
+                    self.requests.add(operation, "ok")
+                    return result
+        finally:
+            self.requests.took(operation, self._clock.monotonic_s() - began_s)
 
     def _after(self, error: StoreError, operation: str, attempts: Attempts) -> None:
         """Wait and return if the request is to be retried; else raise its error."""

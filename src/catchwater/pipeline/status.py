@@ -10,6 +10,7 @@ import socket
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,8 +48,8 @@ from catchwater.replay.control import Control
 from catchwater.replay.offsets import from_json
 from catchwater.replay.options import parse_options
 from catchwater.replay.subscription import Subscription
-from catchwater.verdicts import Behind, Checked, Freshness, Lag, PipelineStatus
-from catchwater.wire.batch import BatchError, read_header
+from catchwater.verdicts import Behind, Checked, Drilled, Freshness, Lag, PipelineStatus
+from catchwater.wire.batch import next_record
 from catchwater.wire.client import EARLIEST, LATEST, Client
 from catchwater.wire.connection import parse_bootstrap
 from catchwater.wire.fields import TopicPartition
@@ -129,7 +130,9 @@ def status_of(
             for each in checks or ()
         ],
         restore=restore_shown(contract),
+        history_margin_s=margin_s(contract),
         catching_up=None if process is None else catching_up_shown(found, now_ms),
+        drills=drilled(config.folder / "drills"),
         problems=found.problems,
     )  # fmt: skip
 
@@ -166,6 +169,55 @@ def checked(contract: Contract | None, asked: "Asked") -> list[Checked] | None:
     else:
         found = check(msgspec.structs.replace(contract, sinks={}), asked.log)
     return [Checked(each.verdict, each.subject, each.message) for each in found]
+
+
+def margin_s(contract: Contract | None) -> float | None:
+    """How much earlier than a restore needs it the log begins, by the input's rate."""
+    if contract is None or not contract.inputs or not contract.restore.input_per_s:
+        return None
+    least = min(each.offset - each.log_start for each in contract.inputs)
+    return max(0.0, least * len(contract.inputs) / contract.restore.input_per_s)
+
+
+class _Result(msgspec.Struct):
+    """As much of a drill's result as is shown."""
+
+    drill: str
+    verdict: str
+    started_ms: int
+    restore_s: float | None = None
+    estimate_s: float | None = None
+
+
+def drilled(folder: Path) -> list[Drilled]:
+    """The newest results of each drill that are kept here; what is no result is left out."""
+    try:
+        return _drilled(folder, folder.stat().st_mtime_ns)
+    except OSError:
+        return []
+
+
+@lru_cache(maxsize=8)
+def _drilled(folder: Path, changed_ns: int) -> list[Drilled]:
+    """Read again only when a result has come: there may be hundreds."""
+    results: dict[str, list[_Result]] = {}
+    for path in sorted(folder.glob("*.json")):
+        with suppress(OSError, msgspec.DecodeError):
+            found = msgspec.json.decode(path.read_bytes(), type=_Result)
+            results.setdefault(found.drill, []).append(found)
+    return [
+        Drilled(
+            name,
+            newest.verdict,
+            newest.started_ms,
+            next((each.restore_s for each in ran if each.restore_s is not None), None),
+            next((each.estimate_s for each in ran if each.restore_s is not None), None),
+            next((each.started_ms for each in ran if each.verdict == "pass"), None),
+        )
+        for name, found in sorted(results.items())
+        for ran in [sorted(found, key=lambda each: -each.started_ms)]
+        for newest in ran[:1]
+    ]
 
 
 def restore_shown(contract: Contract | None) -> dict[str, Any] | None:
@@ -468,20 +520,6 @@ class LogWatch:
                 markers, time_ms = next_record(answer.records, places[key])
                 if time_ms is not None or markers:
                     self._times[key, places[key]] = markers, time_ms
-
-
-def next_record(records: memoryview, offset: int) -> tuple[int, int | None]:
-    """How many markers lie at this offset, and the time of the record after them, if it is here."""
-    markers, at = 0, 0
-    with suppress(BatchError):  # one that is cut short
-        while at < len(records):
-            header = read_header(records, at)
-            if not header.is_control:
-                late = header.log_append_time
-                return markers, header.max_timestamp if late else header.base_timestamp
-            markers = header.last_offset + 1 - offset
-            at += header.size_bytes
-    return markers, None
 
 
 def _furthest(each: Behind) -> tuple[float, int, str, int]:

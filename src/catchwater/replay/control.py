@@ -25,6 +25,7 @@ from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
+from catchwater import retries
 from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError, Restart
 from catchwater.hosts import HERE, farthest, nearest
@@ -313,6 +314,7 @@ class Control:
                         f"{self._timeout_s:g} s: {error}.",
                         hint=f"Is the broker running, and is {CONTROL_URL} right?",
                     ) from error
+            retries.count("control")
             self._clock.pause(backoff_s * self._clock.random.uniform(0.5, 1.0))
             backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
 

@@ -27,6 +27,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import msgspec
 from crc32c import crc32c
 
+from catchwater import retries
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
 from catchwater.recovery.ledger import SinkEpoch
@@ -351,6 +352,7 @@ class Patience:
                 f"{error} Given up after {self._tries} tries in {away_s:.1f} s; nothing is lost.",
                 hint=error.hint or "The epoch runs again when the pipeline is started again.",
             ) from error
+        retries.count("sink")
         self._clock.pause(wait_s)
 
 

@@ -16,7 +16,7 @@ import msgspec
 from prometheus_client.registry import Collector
 
 from catchwater.broker.broker import Broker
-from catchwater.broker.metrics import MAX_GROUPS, SECONDS
+from catchwater.broker.metrics import SECONDS
 from catchwater.broker.metrics import Times as Counted
 from catchwater.catalog.rows import BrokerRow, OpenTxnRow, Pin, ReportRow, StorageRow, Topic, TxnRow
 from catchwater.clock import Clock
@@ -265,7 +265,7 @@ class Facts:
     # --- groups ----------------------------------------------------------------------------------
 
     async def groups(self) -> list[GroupFact]:
-        """Groups with members or positions, `MAX_GROUPS` at most."""
+        """Groups with members or positions, `catchwater.metrics.max.groups` at most."""
         return await self._groups.get(self._look_at_groups)
 
     async def group(self, name: str) -> GroupFact | None:
@@ -280,7 +280,7 @@ class Facts:
         held = self.broker.groups
         names = {*held.groups, *held.consumer_groups, *await self._log.groups()}
         found = []
-        for name in islice(sorted(names), MAX_GROUPS):
+        for name in islice(sorted(names), self.broker.config.catchwater_metrics_max_groups):
             positions = await self.positions(name)
             state, protocol, members = self._state(name)
             found.append(
@@ -299,6 +299,7 @@ class Facts:
         """Where a group stands, partition by partition."""
         found = []
         committed = await self._log.committed(group)
+        known = await self.broker.lags.of(group)
         for at, ((name, partition), commit) in enumerate(sorted(committed.items())):
             if at % _AT_ONCE == _AT_ONCE - 1:
                 await self.broker.clock.sleep(0)
@@ -307,10 +308,13 @@ class Facts:
                 continue
             end = self._log.state((topic.id, partition)).high_watermark
             lag = max(0, end - commit.offset)
+            late_s = None if lag else 0.0
+            seen = known.get((name, partition))
+            if seen is not None and seen.offset == commit.offset:
+                lag, late_s = seen.records, seen.seconds
             found.append(
-                PositionFact(name, partition, commit.offset, end, lag, None if lag else 0.0,
-                             commit.committed_ms)
-            )  # fmt: skip
+                PositionFact(name, partition, commit.offset, end, lag, late_s, commit.committed_ms)
+            )
         return found
 
     def _state(self, name: str) -> tuple[str, str, int]:

@@ -19,6 +19,7 @@ an intact checksum, and a record count that its offsets agree with.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from struct import Struct
 from typing import NamedTuple, TypeAlias
 
@@ -176,6 +177,24 @@ def split(view: memoryview) -> list[tuple[BatchHeader, memoryview]]:
         batches.append((header, view[at : at + header.size_bytes]))
         at += header.size_bytes
     return batches
+
+
+def next_record(view: memoryview, offset: int) -> tuple[int, int | None]:
+    """How many offsets of markers lie at `offset`, and the time of the record behind them, ms.
+
+    None: the batches here are all markers, or the first that is none is cut short. The time is that
+    of its batch: the broker's, or that of the batch's first record.
+    """
+    markers, at = 0, 0
+    with suppress(BatchError):
+        while at < len(view):
+            header = read_header(view, at)
+            if not header.is_control:
+                late = header.log_append_time
+                return markers, header.max_timestamp if late else header.base_timestamp
+            markers = header.last_offset + 1 - offset
+            at += header.size_bytes
+    return markers, None
 
 
 def check_crc(view: memoryview, header: BatchHeader) -> None:

@@ -45,6 +45,7 @@ from kio.schema.types import BrokerId, GroupId, ProducerId, TopicName, Transacti
 from kio.static.primitive import i8, i16, i32, i32Timedelta, i64
 from kio.static.protocol import RequestPayload
 
+from catchwater import retries
 from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError
 from catchwater.wire import fetch, produce
@@ -558,6 +559,7 @@ class Client:
                 if late or not isinstance(error, ConnectionLost):
                     raise
             self._leaders.clear()
+            retries.count("kafka")
             self._clock.pause(backoff_s * self._clock.random.uniform(0.5, 1.0))
             backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
 

@@ -196,7 +196,7 @@ class Serving(SimpleNamespace):
     def __init__(self, log: Log, quotas: ReplayQuotas) -> None:
         super().__init__(
             log=log, replay_quotas=quotas, clock=ManualClock(), control_url="",
-            config=BrokerConfig(), kafka_address=Address("127.0.0.1", 1), guard=None,
+            config=BrokerConfig(), kafka_address=Address("127.0.0.1", 1), guard=None, audit=None,
             gate_of=lambda *_: AllowAll(),
         )  # fmt: skip
 

@@ -20,16 +20,12 @@ from catchwater.broker.broker import Broker
 from catchwater.broker.control.entry import ByHandler, Caller, Free, OfCluster, entry
 from catchwater.broker.control.epochs import Epochs
 from catchwater.broker.control.pins import Pins
-from catchwater.broker.control.pipelines import Pipelines
+from catchwater.broker.control.pipelines import Pipelines, verdicts_seen
 from catchwater.broker.control.plans import Plans
 from catchwater.broker.control.replies import Refusal, find, http_error, json_reply, operating_error
 from catchwater.broker.gate import Operation
-from catchwater.broker.metrics import MAX_GROUPS, MAX_LAGS
-from catchwater.catalog.rows import PinState, Topic
+from catchwater.catalog.rows import PinState, ReportRow, Topic
 from catchwater.config import Address, CatchwaterError
-
-_AT_ONCE = 1_000
-"""Lags that are looked at in one turn of the event loop."""
 
 
 class Health:
@@ -63,40 +59,34 @@ class Health:
         return json_reply({"status": "ready"})
 
     async def metrics(self, request: Request, caller: Caller) -> Response:
+        """What takes longer than an instant, queries and the page's text, happens in threads."""
         async with self._measuring:  # two that ask at once do not cost twice as much at a time
-            await self._measure_groups()
-            return await self._page()
+            metrics, log = self._broker.metrics, self._log
+            groups = self._broker.groups
+            members = {each.id: len(each.members) for each in groups.groups.values()}
+            members |= {each.id: len(each.members) for each in groups.consumer_groups.values()}
+            most = self._broker.config.catchwater_metrics_max_groups
+            metrics.groups.members = dict(islice(members.items(), most))
+            metrics.groups.found = await self._broker.lags.look()
+            metrics.groups.promises = self._broker.lags.promises
+            states = Counter(pin.state for pin in await log.pins())
+            for state in get_args(PinState):
+                metrics.pins.labels(state).set(states[state])
+            reports = await log.reports()
+            metrics.wal_unflushed_bytes.set(log.unflushed_bytes)
+            metrics.txn_open.set(log.txns.open_count)
+            metrics.brokers.set(len(self._broker.brokers))
+            metrics.partitions.set(sum(topic.partitions for topic in log.topics))
+            page = await asyncio.to_thread(self._page, reports)
+            return Response(page, media_type="text/plain; version=0.0.4")
 
-    async def _page(self) -> Response:
-        states = Counter(pin.state for pin in await self._log.pins())
-        for state in get_args(PinState):
-            self._broker.metrics.pins.labels(state).set(states[state])
-        self._broker.metrics.wal_unflushed_bytes.set(self._log.unflushed_bytes)
-        self._broker.metrics.txn_open.set(self._log.txns.open_count)
-        self._broker.metrics.brokers.set(len(self._broker.brokers))
-        page = await asyncio.to_thread(self._broker.metrics.page)
-        return Response(page, media_type="text/plain; version=0.0.4")
-
-    async def _measure_groups(self) -> None:
-        """Lag is computed when metrics are read, so that commits and appends cost nothing more."""
-        shown, left_out = self._broker.metrics.groups, 0
-        lags: list[tuple[str, str, int, int]] = []
-        groups = islice(self._broker.groups.groups.values(), MAX_GROUPS)
-        members = {group.id: len(group.members) for group in groups}
-        for group_id in (await self._log.groups())[:MAX_GROUPS]:
-            committed = await self._log.committed(group_id)
-            for at, ((name, partition), commit) in enumerate(committed.items()):
-                if at % _AT_ONCE == 0:
-                    await self._broker.clock.sleep(0)  # the turn of others
-                topic = self._log.topics.get(name)
-                if topic is None:
-                    continue
-                if len(lags) >= MAX_LAGS:
-                    left_out += 1
-                    continue
-                end = self._log.state((topic.id, partition)).high_watermark
-                lags.append((group_id, name, partition, max(0, end - commit.offset)))
-        shown.members, shown.lags, shown.left_out = members, lags, left_out
+    def _page(self, rows: Sequence[ReportRow]) -> bytes:
+        shown, now_ms = self._broker.metrics.reports, self._broker.clock.now_ms()
+        shown.ages_s = {row.name: max(0, now_ms - row.received_ms) / 1000 for row in rows}
+        shown.verdicts = {
+            row.name: verdicts_seen(row.report, shown.ages_s[row.name]) for row in rows
+        }
+        return self._broker.metrics.page()
 
     async def cluster(self, request: Request, caller: Caller) -> Response:
         session = self._log.session

@@ -16,7 +16,7 @@ from catchwater.broker.control.entry import ByHandler, Caller, entry
 from catchwater.broker.control.replies import Refusal, json_reply, read_body
 from catchwater.broker.gate import Operation, Resource, ResourceType
 from catchwater.catalog.rows import ReportRow
-from catchwater.verdicts import Verdict, as_seen
+from catchwater.verdicts import VERDICTS, State, Verdict, as_seen
 
 MAX_REPORT_BYTES = 128 * 1024
 
@@ -89,3 +89,10 @@ class Pipelines:
             "age_s": age_s,
             "report": report,
         }
+
+
+def verdicts_seen(report: str, age_s: float) -> dict[str, State]:
+    """Verdict → its state, of a report that is so old."""
+    says = msgspec.json.decode(report, type=_Report)
+    seen = as_seen({name: msgspec.to_builtins(getattr(says, name)) for name in VERDICTS}, age_s)
+    return {name: seen[name]["state"] for name in VERDICTS}

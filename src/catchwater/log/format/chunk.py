@@ -107,6 +107,11 @@ def marker(
     return header._replace(attributes=bits), memoryview(data)
 
 
+def index_bytes(batches: int) -> int:
+    """What a chunk of so many batches has before them."""
+    return HEADER_BYTES + ENTRY_BYTES * batches
+
+
 def encode(
     batches: Sequence[tuple[PartitionKey, BatchHeader, Buffer]], created_ms: int
 ) -> tuple[list[Buffer], Chunk]:

@@ -178,6 +178,14 @@ class Tail:
                 del self._runs[key]
 
 
+@dataclass(slots=True)
+class ReadCounts:
+    """Reads since the log was opened, by where the bytes came from."""
+
+    tail: int = 0
+    storage: int = 0
+
+
 class Reader:
     """Everything the log reads for its clients. One per `Log`, used on the log's event loop."""
 
@@ -186,6 +194,7 @@ class Reader:
     ) -> None:
         self._tail = Tail(tail_bytes)
         self._history = History(catalog, storage, lagging_bytes)
+        self.counts = ReadCounts()
         self._workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="lagging-read")
 
     def appended(self, runs: Sequence[RunRow], start: int, payload: bytearray) -> None:
@@ -206,6 +215,7 @@ class Reader:
             if blocks is None:
                 return None
             found.add(blocks, offset, before, max_bytes, at_least_one=at_least_one)
+            self.counts.tail += 1
         return found
 
     async def read(
@@ -220,6 +230,7 @@ class Reader:
         found = self.read_now(key, offset, before, max_bytes, at_least_one=at_least_one)
         if found is not None:
             return found
+        self.counts.storage += 1
 
         def from_history() -> Batches:
             found = Batches()

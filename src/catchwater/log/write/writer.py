@@ -54,7 +54,7 @@ from catchwater.catalog.rows import (
 )
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
-from catchwater.log.format.chunk import Chunk, encode
+from catchwater.log.format.chunk import Chunk, encode, index_bytes
 from catchwater.log.write.sequence import (
     PartitionState,
     Result,
@@ -101,6 +101,16 @@ class Appends:
         """So many bytes were appended just now."""
         self.size_bytes += size_bytes
         self.last_s = now_s
+
+
+@dataclass(slots=True)
+class Written:
+    """Bytes since the log was opened."""
+
+    batches: int = 0
+    """Of the batches in the chunks that were committed."""
+    wal: int = 0
+    """Of those chunks in the write-ahead log."""
 
 
 class Submission(NamedTuple):
@@ -505,6 +515,7 @@ class Writer:
         self.on_wal_append: Callable[[float], None] = lambda took_s: None
         """Called with the seconds that every append to the write-ahead log took."""
         self.appends = Appends(last_s=clock.monotonic_s())
+        self.written = Written()
         self.working: set[asyncio.Future[Any]] = set()
         """Work that goes on when its caller stops waiting; to be waited for before `close`."""
         self._held = asyncio.Lock()
@@ -763,6 +774,8 @@ class Writer:
             self.sequenced = max(self.sequenced, write.place.sequence)
         self._writes.popleft()
         self.appends.add(write.place.size, self._clock.monotonic_s())
+        self.written.wal += write.place.size
+        self.written.batches += len(write.payload) - index_bytes(len(write.chunk.entries))
         self._intake.answer(write, committed.results)
         self._intake.wake(committed.changed)
 

@@ -1,19 +1,24 @@
 """What a running pipeline tells Prometheus, where `[pipeline] metrics` says; base units.
 
-Fed with the ledger's entries behind Spark's commits, so that nothing is counted that did not
-happen; after a restart counters begin anew, as Prometheus expects. Labels: pipeline, function.
+Counters and histograms are fed with the ledger's entries behind Spark's commits, so that nothing is
+counted that did not happen; after a restart they begin anew, as Prometheus expects. What is so at
+the moment (`observe`) is set from the pipeline's status every few seconds, also while nothing
+commits. Labels are names in the pipeline's file, or few. docs/monitoring.md lists all of them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from math import inf
+from math import inf, nan
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
+from catchwater import retries
 from catchwater.config import ConfigError
 from catchwater.recovery.contract import Contract, budgets
 from catchwater.recovery.ledger import CallEpoch, EpochEntry, operator_ms, parts_ms
-from catchwater.verdicts import PipelineStatus
+from catchwater.verdicts import STATES, VERDICTS, PipelineStatus
 
 _LABELS = ("pipeline", "function")
 _COUNTED = {
@@ -36,6 +41,52 @@ _CONTRACT = {
     "input_records_per_second": "How fast input comes",
     "capacity_records_per_second": "How fast input can be processed",
     "missing_records_per_second": "Headroom that is missing where a restore never catches up",
+}
+_BUCKETS = (
+    0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 120.0,
+    300.0,
+)  # fmt: skip
+"""Seconds; 30 is what an epoch may take by the usual objective."""
+_NOW: Mapping[str, tuple[str, Callable[[PipelineStatus], float | None]]] = {
+    "pipeline_lag_records": (
+        "Records behind what was processed", lambda status: status.lag.records
+    ),
+    "pipeline_lag_seconds": (
+        "Age of the oldest record that was not processed", lambda status: status.lag.seconds
+    ),
+    "pipeline_max_staleness_seconds": (
+        "What that may be by the pipeline's promise",
+        lambda status: status.freshness.max_staleness_s,
+    ),
+    "checkpoint_age_seconds": (
+        "Since the newest checkpoint", lambda status: status.freshness.checkpoint_age_s
+    ),
+    "epoch_duration_seconds": (
+        "How long the last epoch took", lambda status: status.freshness.epoch_s
+    ),
+    "epoch_interval_seconds": (
+        "The trigger's interval that an epoch should fit into; NaN without one",
+        lambda status: status.freshness.trigger_s,
+    ),
+    "epoch_under_way_seconds": (
+        "For how long an epoch has been planned and not committed; 0: there is none",
+        lambda status: status.freshness.under_way_s or 0.0,
+    ),
+    "restore_progress_ratio": (
+        "How much of its input a restore has read again; 1: there is none under way",
+        lambda status: status.catching_up["percent"] / 100 if status.catching_up else 1.0,
+    ),
+    "contract_history_margin_seconds": (
+        "How much earlier than a restore needs it the log begins, by the input's rate",
+        lambda status: status.history_margin_s,
+    ),
+}  # fmt: skip
+"""Gauges of the moment; what is not known is NaN."""
+_DIFFERENCES = {
+    "sink_missing": ("Rows that a sink lacks", "missing"),
+    "sink_duplicate": ("Rows that a sink has more than once", "doubled"),
+    "sink_altered": ("Rows that were changed in a sink", "altered"),
+    "sink_foreign": ("Rows of ours in a sink that were never put out", "foreign"),
 }
 _SUMS = {
     "keys": "Keys with a record",
@@ -87,12 +138,36 @@ class PipelineMetrics:
         self._epoch = Gauge(
             "catchwater_epoch", "The last committed epoch", ("pipeline",), registry=self.registry
         )
-        self._took = Gauge(
-            "catchwater_checkpoint_duration_seconds",
-            "From the last epoch's plan to its commit",
-            ("pipeline",),
+        self._took = self._times(
+            "checkpoint_duration_seconds", "From an epoch's plan to its commit"
+        )
+        self._committed = self._times(
+            "commit_latency_seconds", "From an epoch's outputs, staged, to its entry in the ledger"
+        )
+        self._rebuilt = Counter(
+            "catchwater_restore_bytes",
+            "State that was read to rebuild shards",
+            _LABELS,
             registry=self.registry,
         )
+        self._now = {name: self._of_pipeline(name, text) for name, (text, _) in _NOW.items()}
+        self._verdicts = self._of_pipeline(
+            "pipeline_verdict", "0 ok, 1 warn, 2 fail, 3 unknown", "verdict"
+        )
+        self._differences = {
+            name: self._of_pipeline(name, f"{text}, of those compared", "sink")
+            for name, (text, _) in _DIFFERENCES.items()
+        }
+        self._compared_age = self._of_pipeline(
+            "sink_compared_age_seconds", "Since a sink was compared with what was put out", "sink"
+        )
+        self._drilled = self._of_pipeline(
+            "drill_measured_restore_seconds", "What a restore took in the newest drill", "drill"
+        )
+        self._drill_passed = self._of_pipeline(
+            "drill_last_success_timestamp_seconds", "When a drill last passed", "drill"
+        )
+        self.registry.register(Retries())
         self._parts = Gauge(
             "catchwater_epoch_part_seconds",
             "Where the last epoch's time went",
@@ -153,6 +228,23 @@ class PipelineMetrics:
 
     def observe(self, status: PipelineStatus) -> None:
         """What was found out just now, also while no epoch ends."""
+        for name, (_, read) in _NOW.items():
+            value = read(status)
+            self._now[name].labels(self._pipeline).set(nan if value is None else value)
+        for name in VERDICTS:
+            state = getattr(status, name).state
+            self._verdicts.labels(self._pipeline, name).set(STATES.index(state))
+        for each in status.compared:
+            for name, (_, field) in _DIFFERENCES.items():
+                count = getattr(each, field) if each.problem is None else nan
+                self._differences[name].labels(self._pipeline, each.sink).set(count)
+            age_s = (status.reported_ms - each.checked_ms) / 1000
+            self._compared_age.labels(self._pipeline, each.sink).set(age_s)
+        for drill in status.drills:
+            if drill.restore_s is not None:
+                self._drilled.labels(self._pipeline, drill.name).set(drill.restore_s)
+            if drill.passed_ms is not None:
+                self._drill_passed.labels(self._pipeline, drill.name).set(drill.passed_ms / 1000)
 
     def take(self, entry: EpochEntry) -> None:
         """An epoch that was committed."""
@@ -162,7 +254,8 @@ class PipelineMetrics:
         self._epoch.labels(self._pipeline).set(entry.epoch)
         for part, spent_ms in parts_ms(entry).items():
             self._parts.labels(self._pipeline, part).set(spent_ms / 1000)
-        self._took.labels(self._pipeline).set((entry.finished_ms - end.clock_ms) / 1000)
+        self._took.labels(self._pipeline).observe((entry.finished_ms - end.clock_ms) / 1000)
+        self._committed.labels(self._pipeline).observe(sum(entry.sink_ms.values()) / 1000)
         self._watermark.labels(self._pipeline).set((end.clock_ms - end.watermark_ms) / 1000)
 
     def take_contract(self, newest: Contract) -> None:
@@ -204,6 +297,7 @@ class PipelineMetrics:
             gauge.labels(*labels).set(sum(getattr(shard, name) for shard in shards))
         self._written.labels(*labels).inc(sum(shard.written_bytes for shard in shards))
         self._deltas.labels(*labels).inc(sum(shard.delta_bytes for shard in shards))
+        self._rebuilt.labels(*labels).inc(sum(shard.rebuilt_bytes for shard in shards))
         for name in {name for shard in shards for name in shard.calls}:
             self._take_calls(labels, name, [s.calls[name] for s in shards if name in s.calls])
         self._restore.labels(*labels).set(max(shard.restore_s for shard in shards))
@@ -217,8 +311,28 @@ class PipelineMetrics:
         open_now = sum(each.breaker != "closed" for each in found)
         self._breakers.labels(*labels, call).set(open_now)
 
+    def _times(self, name: str, text: str) -> Histogram:
+        return Histogram(
+            f"catchwater_{name}", text, ("pipeline",), buckets=_BUCKETS, registry=self.registry
+        )
+
     def _of_pipeline(self, name: str, text: str, *more: str) -> Gauge:
         return Gauge(f"catchwater_{name}", text, ("pipeline", *more), registry=self.registry)
 
     def _gauge(self, name: str, text: str, *more: str) -> Gauge:
         return Gauge(f"catchwater_{name}", text, (*_LABELS, *more), registry=self.registry)
+
+
+class Retries(Collector):
+    """What this process has tried again, as brokers count it as well."""
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """What Prometheus asks for."""
+        family = CounterMetricFamily(
+            "catchwater_retries",
+            "What failed for the moment and was tried again",
+            labels=["component"],
+        )
+        for component, count in retries.counts().items():
+            family.add_metric([component], count)
+        yield family

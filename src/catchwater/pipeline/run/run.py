@@ -32,6 +32,7 @@ from catchwater.pipeline.run import identity, versions
 from catchwater.pipeline.run.config import AVAILABLE_NOW, CONTINUOUS, DEAD_LETTER, PipelineConfig
 from catchwater.pipeline.run.driver import Stop, take_report
 from catchwater.pipeline.run.metrics import PipelineMetrics
+from catchwater.pipeline.run.reporting import Reporter
 from catchwater.pipeline.run.versions import publish
 from catchwater.pipeline.shard_epoch import Stage, run_stage
 from catchwater.pipeline.spark import session
@@ -319,13 +320,15 @@ def run_query(
         done = upkeep.look() if handover.take_over(config.checkpoint) else []
         for entry in done:
             _log_epoch(entry)
-        if metrics is not None:
+        if done:
             metrics.take_all(done, upkeep.newest)
+            reporter.committed()
         return not stop.requested and not _is_ready_to_hand_over(config.checkpoint)
 
     # Run, see to the last epochs, and say why it ended or to whom it hands over.
-    with metrics_of(pipeline) as metrics:
+    with metrics_of(pipeline) as metrics, reported(pipeline, metrics, clock) as reporter:
         failure = run_to_end(lambda: start_query(spark, pipeline, chain, writer), look)
+        reporter.last_state = "failed" if failure and not stop.requested else "stopped"
     for entry in upkeep.look(at_once=True) if handover.take_over(config.checkpoint) else ():
         _log_epoch(entry)
     if failure is not None and not stop.requested:
@@ -338,14 +341,25 @@ def run_query(
 
 
 @contextmanager
-def metrics_of(pipeline: OpenPipeline) -> Iterator[PipelineMetrics | None]:
-    """What Prometheus asks meanwhile, where the file names an address for it."""
-    if pipeline.config.metrics is None:
-        yield None
-        return
+def metrics_of(pipeline: OpenPipeline) -> Iterator[PipelineMetrics]:
+    """What is measured, and shown to Prometheus where the file names an address for it."""
     metrics = PipelineMetrics(pipeline.name, [spec.name for spec in pipeline.specs])
+    if pipeline.config.metrics is None:
+        yield metrics
+        return
     with metrics.served(pipeline.config.metrics):
         yield metrics
+
+
+@contextmanager
+def reported(pipeline: OpenPipeline, metrics: PipelineMetrics, clock: Clock) -> Iterator[Reporter]:
+    """The pipeline is seen, by its brokers and by Prometheus, for as long as this lasts."""
+    reporter = Reporter(pipeline, clock, metrics.observe)
+    reporter.start()
+    try:
+        yield reporter
+    finally:
+        reporter.stop()
 
 
 def run_to_end(start: Callable[[], "StreamingQuery"], look: Callable[[], bool]) -> str | None:

@@ -1,0 +1,145 @@
+"""How far consumer groups are behind, in records and in seconds, for metrics, page and commands.
+
+Found out when somebody asks, and once for all who ask within `KEPT_S`: commits and appends cost
+nothing more. Positions come from the catalog in one query, in a thread; the ends from the broker's
+own view of the log. The seconds are the age of the record at the committed position, which is read:
+from memory at the tail, where most groups are, and of `COLD` positions a look from storage. A place
+that was read is not read again. Control batches at the position are passed over, so that a group
+that has read all is not one marker behind for ever.
+
+Bounded: `catchwater.metrics.max.lags` positions, the others are counted.
+"""
+
+import asyncio
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from itertools import islice, takewhile
+from typing import TYPE_CHECKING, NamedTuple
+
+from catchwater.catalog.rows import PartitionKey, Position
+from catchwater.config import group_promises
+from catchwater.wire.batch import next_record
+
+if TYPE_CHECKING:
+    from catchwater.broker.broker import Broker
+
+KEPT_S = 2.0
+TAIL = 2_000
+"""Places at the tail whose time one look finds out; those left are found by the next ones."""
+COLD = 20
+_AT_ONCE = 50
+"""Places that are looked at in one turn of the event loop."""
+
+
+class Lag(NamedTuple):
+    """How far a group is behind in one partition."""
+
+    group: str
+    topic: str
+    partition: int
+    offset: int
+    """The committed position."""
+    records: int
+    seconds: float | None
+    """The age of the record at the position, 0 at the end; None: not known."""
+
+
+class Lags(NamedTuple):
+    """What one look has found."""
+
+    lags: Sequence[Lag] = ()
+    """By group, topic and partition."""
+    left_out: int = 0
+    """Positions beyond the bound."""
+
+
+_Place = tuple[PartitionKey, int]
+_Found = tuple[Position, PartitionKey, int]
+"""A position, its partition, and where that ends."""
+
+
+class GroupLags:
+    """The lags of all groups of one broker's log. Used on its event loop."""
+
+    def __init__(self, broker: "Broker") -> None:
+        self._broker = broker
+        self._looking = asyncio.Lock()
+        self._lags, self._until_s = Lags(), float("-inf")
+        self._times: dict[_Place, tuple[int, int | None]] = {}
+        """Place → markers that lie there, and the time of the record behind them, ms."""
+        config = broker.config
+        self.promises: Mapping[str, float] = group_promises(config.catchwater_group_max_staleness)
+        """Group → how old the oldest record may be that it has not read, seconds."""
+
+    async def look(self) -> Lags:
+        """The lags as they were within the last `KEPT_S`."""
+        async with self._looking:  # two that ask at once do not cost twice as much
+            clock = self._broker.clock
+            if clock.monotonic_s() >= self._until_s:
+                self._lags = await self._look()
+                self._until_s = clock.monotonic_s() + KEPT_S
+            return self._lags
+
+    async def of(self, group: str) -> Mapping[tuple[str, int], Lag]:
+        """Those of one group, by topic and partition; as `look`."""
+        lags = (await self.look()).lags
+        first = bisect_left(lags, group, key=lambda lag: lag.group)
+        behind = takewhile(lambda lag: lag.group == group, islice(lags, first, None))
+        return {(lag.topic, lag.partition): lag for lag in behind}
+
+    async def _look(self) -> Lags:
+        most = self._broker.config.catchwater_metrics_max_lags
+        rows, left_out = await self._broker.log.positions(most)
+        found = await asyncio.to_thread(self._with_ends, rows)
+        await self._find_times(
+            {(key, row.offset): end for row, key, end in found if end > row.offset}
+        )
+        return Lags(await asyncio.to_thread(self._made, found), left_out)
+
+    def _with_ends(self, rows: Sequence[Position]) -> list[_Found]:
+        """Only looks into what the event loop changes: each look is one step of the interpreter."""
+        log, found = self._broker.log, list[_Found]()
+        topics = {topic.name: topic.id for topic in list(log.topics)}
+        for row in rows:
+            topic_id = topics.get(row.topic)
+            state = None if topic_id is None else log.state_if_there((topic_id, row.partition))
+            if topic_id is not None and state is not None:
+                found.append((row, (topic_id, row.partition), state.high_watermark))
+        return found
+
+    async def _find_times(self, places: Mapping[_Place, int]) -> None:
+        """`places` with the ends of their partitions."""
+        self._times = {place: at for place, at in self._times.items() if place in places}
+        cold, left = COLD, [place for place in places if self._unknown(place)]
+        for at, place in enumerate(left[:TAIL]):
+            if at % _AT_ONCE == 0:
+                await self._broker.clock.sleep(0)  # the turn of others
+            key, offset = place
+            markers, time_ms = 0, None
+            while time_ms is None and offset + markers < places[place]:
+                read = self._broker.log.read_now(key, offset + markers, 1, at_least_one=True)
+                if read is None and cold:
+                    cold -= 1
+                    read = await self._broker.log.read(key, offset + markers, 1, at_least_one=True)
+                if read is None or not read.parts:
+                    break
+                more, time_ms = next_record(memoryview(read.parts[0]), offset + markers)
+                if not more and time_ms is None:
+                    break
+                markers += more
+            else:
+                self._times[place] = markers, time_ms
+
+    def _unknown(self, place: _Place) -> bool:
+        """Where markers were all there was, a record may have come."""
+        found = self._times.get(place)
+        return found is None or found[1] is None
+
+    def _made(self, found: Sequence[_Found]) -> list[Lag]:
+        now_ms, lags = self._broker.clock.now_ms(), list[Lag]()
+        for row, key, end in found:
+            markers, time_ms = self._times.get((key, row.offset), (0, None))
+            records = max(0, end - row.offset - markers)
+            late_s = None if time_ms is None else max(0, now_ms - time_ms) / 1000
+            lags.append(Lag(*row, records, late_s if records else 0.0))
+        return lags
