@@ -28,6 +28,7 @@ T = TypeVar("T")
 FRESH_S = 2.0
 _NEW_S = 0.2
 """What is not known by its name is looked for again, unless there was a look as lately as that."""
+MAX_GROUPS = 1_000
 _AT_ONCE = 500
 """Partitions that are looked at in one turn of the event loop."""
 
