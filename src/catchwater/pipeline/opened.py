@@ -11,6 +11,7 @@ sinks, dead letters. What does not fit is refused with both sides named (exit co
 
 import hashlib
 import logging
+import re
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -50,6 +51,9 @@ from catchwater.sinks.config import (
     open_sink,
     target_of,
 )
+from catchwater.values.events import event_values
+from catchwater.values.registry import Registry
+from catchwater.values.settings import ValueFormat, ValueSettings
 
 _log = logging.getLogger("catchwater.pipeline")
 
@@ -78,7 +82,7 @@ class OpenPipeline:
         self.clock = clock
         self.timeout_s = timeout_s
         if functions is not None:
-            self.specs = [*functions]
+            self.specs = with_values(config, functions)
         self._opened = ExitStack()
 
     def with_log(self) -> Self:
@@ -111,9 +115,10 @@ class OpenPipeline:
 
         Found once: kept code of another version is loaded under the same module's name.
         """
-        if self.config.specs is not None:
-            return [*self.config.specs]
-        return [find_function(named, self.config.folder) for named in self.config.functions]
+        config = self.config
+        if config.specs is not None:
+            return with_values(config, config.specs)
+        return with_values(config, [find_function(f, config.folder) for f in config.functions])
 
     @cached_property
     def generation(self) -> int:
@@ -383,6 +388,27 @@ def _digest(text: str) -> str:
 
 
 # Does the file fit the functions?
+
+
+def with_values(config: PipelineConfig, specs: Sequence[FunctionSpec]) -> list[FunctionSpec]:
+    """The chain, whose first function reads values as the file says. Raises `BadSchema`."""
+    registry = None
+    if config.registry_url:
+        from catchwater.pipeline.spark.session import cache_folder
+
+        kept = cache_folder() / "schemas" / re.sub(r"\W+", "-", config.registry_url)
+        folder = (config.registry_folder or kept).absolute()
+        registry = Registry(config.registry_url, folder, config.registry_login)
+    values = event_values(
+        ValueSettings(ValueFormat(config.value_format), config.value_schema, config.value_message),
+        registry,
+    )
+    if values is None:
+        return [*specs]
+    first, *others = specs
+    for event_type in [each.event_type for each in first.inputs.values()] or [first.event_type]:
+        values.check(event_type, "event")
+    return [replace(first, values=values), *others]
 
 
 def check_fit(config: PipelineConfig, specs: Sequence[FunctionSpec]) -> None:

@@ -10,14 +10,14 @@ Messages that hold themselves are refused, because no column could hold them; le
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf import message, message_factory
+from google.protobuf.descriptor import FieldDescriptor
 from pyspark.sql import types
 
 from catchwater.values.decoder import Cells, Decoder, only, refused
-from catchwater.values.settings import BadSchema, ValueSettings
+from catchwater.values.descriptors import PROTOBUF_TIMESTAMP, is_map, is_repeated, message_of
+from catchwater.values.settings import ValueSettings
 
-_TIMESTAMP = "google.protobuf.Timestamp"
 _PLAIN: dict[int, types.DataType] = {
     FieldDescriptor.CPPTYPE_INT32: types.IntegerType(),
     FieldDescriptor.CPPTYPE_UINT32: types.LongType(),
@@ -35,7 +35,7 @@ Convert = Callable[[Any], Any]
 
 def protobuf_decoder(settings: ValueSettings) -> Decoder:
     """The decoder of `valueMessage` in a serialized FileDescriptorSet. Raises `BadSchema`."""
-    described = _find(settings)
+    described = message_of(settings)
     known = described.fields_by_name
     names = only(settings.fields, [field.name for field in described.fields])
     within = (described.full_name,)
@@ -52,45 +52,18 @@ def protobuf_decoder(settings: ValueSettings) -> Decoder:
     return Decoder(fields, cells, decode, (message.DecodeError, ValueError, RecursionError), None)
 
 
-def _find(settings: ValueSettings) -> Descriptor:
-    pool = descriptor_pool.DescriptorPool()
-    try:
-        files = descriptor_pb2.FileDescriptorSet.FromString(settings.descriptors).file
-    except message.DecodeError as error:
-        raise BadSchema(
-            f"valueSchema names {settings.schema}, which is no descriptor set.",
-            hint="Make one: protoc --include_imports --descriptor_set_out=FILE NAME.proto",
-        ) from error
-    try:
-        for each in files:
-            pool.Add(each)
-        return pool.FindMessageTypeByName(settings.message)
-    except KeyError as error:
-        has = [f"{each.package}.{m.name}".lstrip(".") for each in files for m in each.message_type]
-        raise BadSchema(
-            f"There is no message {settings.message} in {settings.schema}; it has: "
-            f"{', '.join(has) or 'none'}.",
-            hint="Give the full name, as package.Message, in valueMessage.",
-        ) from error
-    except TypeError as error:
-        raise BadSchema(
-            f"valueSchema names {settings.schema}, whose files do not fit together: {error}.",
-            hint="Make it with protoc --include_imports.",
-        ) from error
-
-
 def _type(field: FieldDescriptor, path: str, within: tuple[str, ...]) -> types.DataType:
-    if _is_map(field):
+    if is_map(field):
         key, value = (field.message_type.fields_by_name[name] for name in ("key", "value"))
         return types.MapType(_type(key, path, within), _type(value, f"{path}{{}}", within))
     one = _single_type(field, path, within)
-    return types.ArrayType(one) if _is_repeated(field) else one
+    return types.ArrayType(one) if is_repeated(field) else one
 
 
 def _single_type(field: FieldDescriptor, path: str, within: tuple[str, ...]) -> types.DataType:
     if field.message_type is not None:
         name = field.message_type.full_name
-        if name == _TIMESTAMP:
+        if name == PROTOBUF_TIMESTAMP:
             return types.TimestampType()
         if name in within:
             raise refused(path, f"holds the message {name}, which holds itself")
@@ -107,17 +80,6 @@ def _single_type(field: FieldDescriptor, path: str, within: tuple[str, ...]) -> 
     return _PLAIN[field.cpp_type]
 
 
-def _is_map(field: FieldDescriptor) -> bool:
-    kind = field.message_type
-    return kind is not None and bool(kind.GetOptions().map_entry)
-
-
-def _is_repeated(field: FieldDescriptor) -> bool:
-    # Before 6.31 there is the label only; from then on the label warns.
-    known = getattr(field, "is_repeated", None)
-    return bool(field.label == FieldDescriptor.LABEL_REPEATED if known is None else known)
-
-
 def _cells(field: FieldDescriptor) -> Cells:
     read = _read(field)
 
@@ -130,11 +92,11 @@ def _cells(field: FieldDescriptor) -> Cells:
 def _read(field: FieldDescriptor) -> Convert:
     """From a message to the cell of one of its fields."""
     name = field.name
-    if _is_map(field):
+    if is_map(field):
         value = _convert(field.message_type.fields_by_name["value"])
         return lambda row: [(key, value(each)) for key, each in getattr(row, name).items()]
     convert = _convert(field)
-    if _is_repeated(field):
+    if is_repeated(field):
         return lambda row: [convert(each) for each in getattr(row, name)]
     if field.has_presence:
         return lambda row: convert(getattr(row, name)) if row.HasField(name) else None
@@ -144,7 +106,7 @@ def _read(field: FieldDescriptor) -> Convert:
 def _convert(field: FieldDescriptor) -> Convert:
     """From what Protobuf holds of a field to what Arrow takes."""
     if field.message_type is not None:
-        if field.message_type.full_name == _TIMESTAMP:
+        if field.message_type.full_name == PROTOBUF_TIMESTAMP:
             return lambda time: time.seconds * 1_000_000 + time.nanos // 1000
         inner = [(each.name, _read(each)) for each in field.message_type.fields]
         return lambda row: {name: read(row) for name, read in inner}

@@ -1,7 +1,9 @@
 """Events packed by shard and unpacked again, and the labels Spark spreads evenly."""
 
+import io
+import json
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 
 import msgspec
@@ -23,6 +25,10 @@ from catchwater.pipeline.pack import (
 )
 from catchwater.pipeline.rows import shard_labels, spark_hash
 from catchwater.state.keys import shard_of, stored_key
+from catchwater.values import registry
+from catchwater.values.events import event_values
+from catchwater.values.registry import Registry
+from catchwater.values.settings import ValueFormat, ValueSettings
 
 
 @dataclass
@@ -305,3 +311,38 @@ def test_text_columns_are_taken_as_bytes():
     )
     (batch,) = read_events(SPEC, [only.blob])
     assert batch.events == [Event("a", 1)]
+
+
+def test_the_key_and_the_event_of_an_avro_value_are_read_and_what_is_none_is_poison():
+    fastavro = pytest.importorskip("fastavro")
+    fields = [{"name": "card", "type": "string"}, {"name": "at", "type": "long"}]
+    schema = {"type": "record", "name": "E", "fields": fields}
+    values = event_values(ValueSettings(ValueFormat.AVRO, json.dumps(schema)), None)
+    spec = replace(SPEC, values=values)
+    written = []
+    for card in "abc":
+        out = io.BytesIO()
+        fastavro.schemaless_writer(out, schema, {"card": card, "at": 5})
+        written.append(out.getvalue())
+    written.append(b"\xff")
+    blobs = pack(
+        spec, None, pa.array(written), pa.array(range(4), pa.int64()), origin="t-3", shards=1
+    )
+    batches = list(read_events(spec, [blob.blob for blob in blobs]))
+    assert [event for batch in batches for event in batch.events] == [Event(c, 5) for c in "abc"]
+    [poisoned] = [found for batch in batches for found in batch.poisoned]
+    assert (poisoned.offset, poisoned.value) == (3, b"\xff"), "a dead letter is what came"
+
+
+def test_a_schema_that_cannot_be_had_is_nobodys_poison(monkeypatch):
+    pytest.importorskip("fastavro")
+    monkeypatch.setattr(registry, "PATIENCE_S", 0.0)
+    values = event_values(ValueSettings(ValueFormat.AVRO), Registry("http://127.0.0.1:1"))
+    spec = replace(SPEC, values=values)
+    value = pa.array([b"\0\0\0\0\7x"])
+    with pytest.raises(registry.SchemaUnavailable):
+        pack(spec, None, value, pa.array([0], pa.int64()), origin="t-3", shards=1)
+    keys = pa.array([b"a"])
+    [blob] = pack(spec, keys, value, pa.array([0], pa.int64()), origin="t-3", shards=1)
+    with pytest.raises(registry.SchemaUnavailable):
+        list(read_events(spec, [blob.blob]))

@@ -28,6 +28,7 @@ from catchwater.state.keys import (
     stored_key,
 )
 from catchwater.state.records import RecordCodec, from_plain, is_pydantic, to_plain
+from catchwater.values.events import EventValues
 
 EventT = TypeVar("EventT")
 StateT = TypeVar("StateT")
@@ -267,6 +268,8 @@ class FunctionSpec:
     """One call of a handler that takes longer is ended, and its record is poison."""
     max_future_ms: int | None = duration_ms(MAX_FUTURE)
     """An event further ahead of its record's timestamp is poison; None: none is."""
+    values: EventValues | None = None
+    """How the values are encoded, as the pipeline says; None: in JSON."""
 
     @property
     def late_sink(self) -> str | None:
@@ -318,8 +321,16 @@ class FunctionSpec:
 
     @cached_property
     def decode_event(self) -> Callable[[bytes], Any]:
-        """One JSON document to one event; raises msgspec.DecodeError."""
-        return json_decoder(self.event_type)
+        """One record's value to one event.
+
+        What it returns raises `SchemaUnavailable`, and anything else for a value that is no event.
+        """
+        return self._decoder(self.event_type)
+
+    def _decoder(self, declared: Any) -> Callable[[bytes], Any]:
+        if self.values is None:
+            return json_decoder(declared)
+        return self.values.decoder(declared, from_plain)
 
     @cached_property
     def encode_output(self) -> Callable[[Any], bytes]:
@@ -370,8 +381,8 @@ class FunctionSpec:
 
     @cached_property
     def decode_key_fields(self) -> Callable[[bytes], Any]:
-        """Of one JSON document only the key's fields; `key_of_fields` takes them."""
-        return json_decoder(fields_type(self.event_type, self.key, self.key_type))
+        """Of one value only the key's fields, as by `decode_event`; `key_of_fields` takes them."""
+        return self._decoder(fields_type(self.event_type, self.key, self.key_type))
 
     @cached_property
     def key_of_fields(self) -> Callable[[Any], KeyValue]:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from catchwater.pipeline.functions.spec import FunctionSpec, TableSpec
 from catchwater.state.entries import ShardState, Table, prefix_of
 from catchwater.state.keys import HASH_BYTES, encode_key, stored_key
+from catchwater.values.registry import SchemaUnavailable
 
 UNREADABLE = (Exception,)
 """What reading a record may raise: its class is the user's, and so is a `__post_init__` of it."""
@@ -23,7 +24,10 @@ UNREADABLE = (Exception,)
 def decode_all(
     decode: Callable[[bytes], Any], values: Iterable[bytes]
 ) -> tuple[list[Any], dict[int, str]]:
-    """What could be decoded, in order; and by index, why others could not."""
+    """What could be decoded, in order; and by index, why others could not.
+
+    Raises `SchemaUnavailable`, which is no fault of the record's.
+    """
     decoded: list[Any] = []
     errors: dict[int, str] = {}
     waiting = iter(values)
@@ -31,6 +35,8 @@ def decode_all(
         try:
             decoded.extend(map(decode, waiting))
             return decoded, errors
+        except SchemaUnavailable:
+            raise
         except UNREADABLE as error:
             errors[len(decoded) + len(errors)] = f"{type(error).__name__}: {error}"
 

@@ -60,7 +60,16 @@ SOURCE_KEYS = (
     "catchwater.read",
     "catchwater.control.url",
     "recordKeyIsFunctionKey",
+    "valueFormat",
+    "valueSchema",
+    "valueMessage",
+    "schema.registry.url",
+    "schema.registry.folder",
+    "schema.registry.basic.auth.user.info",
 )
+_OF_VALUES = ("recordKeyIsFunctionKey", "value", "schema.registry.")
+"""What keys of `[source]` begin with that its data source does not know: the values are decoded
+where the functions run."""
 _OWNED_BY_US = {
     "spark.master": "Say master in [spark].",
     "spark.remote": "A pipeline writes its epochs in the driver's own process; say master.",
@@ -131,6 +140,23 @@ def _checkpoint(setting: _Setting, folder: Path) -> Path:
     from catchwater.pipeline.spark.session import cache_folder
 
     return folder_of(text, cache_folder().absolute())
+
+
+def _schema(setting: _Setting, folder: Path) -> str:
+    text = _text(setting)
+    return text if text.lstrip().startswith("{") else str(folder / text)
+
+
+def _registry_url(setting: _Setting, _: Path) -> str:
+    parts = urlsplit(_text(setting))
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise _wrong(setting, "the URL of a schema registry, such as http://localhost:8081")
+    if parts.username is not None:
+        raise ConfigError(
+            f"{setting.where}: the URL of a schema registry must not hold a login.",
+            hint="Say it in schema.registry.basic.auth.user.info, as ${env:NAME}.",
+        )
+    return _text(setting)
 
 
 def _count(setting: _Setting, _: Path) -> int:
@@ -288,6 +314,21 @@ class PipelineConfig:
         False
     )
     """Then the source need not look into the values."""
+    value_format: Annotated[
+        str, _Key("source", "valueFormat", _one_of("json", "avro", "protobuf"))
+    ] = "json"
+    value_schema: Annotated[str, _Key("source", "valueSchema", _schema)] = ""
+    """An Avro schema or the path of one, or that of a Protobuf descriptor set."""
+    value_message: Annotated[str, _Key("source", "valueMessage", _text)] = ""
+    """The Protobuf message in it."""
+    registry_url: Annotated[str, _Key("source", "schema.registry.url", _registry_url)] = ""
+    """Then each value begins with the id of its schema there."""
+    registry_folder: Annotated[Path | None, _Key("source", "schema.registry.folder", _path)] = None
+    """Where what the registry gave is kept; None: in the cache folder."""
+    registry_login: Annotated[
+        str, _Key("source", "schema.registry.basic.auth.user.info", _text)
+    ] = field(default="", repr=False)
+    """`user:password`."""
     spark: Mapping[str, str] = field(default_factory=dict)
     """Of Spark's own settings, and `master` (`session.settings_of`)."""
     specs: tuple[FunctionSpec, ...] | None = field(default=None, repr=False, compare=False)
@@ -407,7 +448,9 @@ def of_document(
 
 def _resolved(setting: _Setting, environment: Mapping[str, str], folder: Path) -> _Setting:
     """A Kafka client's setting: secrets are read where they are kept, paths start at the file."""
-    if not setting.key.startswith("kafka.") or not isinstance(setting.value, str):
+    if not setting.key.startswith(("kafka.", "schema.registry.basic.")) or not isinstance(
+        setting.value, str
+    ):
         return setting
     try:
         value = resolve(setting.value, environment, folder)
@@ -575,7 +618,7 @@ def _build(
         file.required("source", "subscribe")
     return PipelineConfig(
         **file.declared(),
-        source={k: v for k, v in source.items() if k != "recordKeyIsFunctionKey"},
+        source={k: v for k, v in source.items() if not k.startswith(_OF_VALUES)},
         sinks=outlets,
         dead_letter=dead_letter,
         inputs=inputs,

@@ -1,0 +1,322 @@
+"""The values of records as events: JSON, Avro or Protobuf to the class that a function declares.
+
+An Avro or Protobuf value becomes plain Python first and then, by msgspec, the declared class with
+all its checks; fields that the class does not have are left out, those that the value does not have
+take the class's default. A timestamp is a `datetime` where the class says so, and milliseconds
+since 1970 where it says `int`. Relies on fastavro (the extra `avro`) or protobuf only for values in
+these formats. Imports no Spark.
+"""
+
+import datetime
+import functools
+import json
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+import msgspec
+
+from catchwater.values.registry import FRAME_BYTES, Registered, Registry, framed
+from catchwater.values.settings import BadSchema, ValueFormat, ValueSettings, load
+
+Hook = Callable[[type, Any], Any]
+"""What msgspec asks for a class that it does not know."""
+
+_TIMESTAMPS = {"timestamp-millis": 1, "timestamp-micros": 1000}
+"""Avro's logical types, and how many of each make a millisecond."""
+
+
+@dataclass(frozen=True)
+class EventValues:
+    """How the values of a pipeline's input are encoded."""
+
+    settings: ValueSettings
+    registry: Registry | None = None
+    """Then each value begins with the id of its schema."""
+
+    def decoder(self, declared: Any, hook: Hook) -> Callable[[bytes], Any]:
+        """From a value to an event of the declared class.
+
+        What it returns raises whatever a value raises that is none, and `SchemaUnavailable`.
+        Raises `BadSchema` itself.
+        """
+        plain = self._plain_decoder(declared)
+        if plain is None:
+            decode = msgspec.json.Decoder(declared, dec_hook=hook).decode
+            return decode if self.registry is None else lambda value: decode(_unframed(value))
+        convert = functools.partial(msgspec.convert, type=declared, dec_hook=hook)
+        return lambda value: convert(plain(value))
+
+    def check(self, declared: Any, role: str) -> None:
+        """Refuse a schema that lacks a field which the class must have. Raises `BadSchema`.
+
+        Of a registry nothing is asked: each of its records says what schema it has.
+        """
+        known = self._fields()
+        if known is None:
+            return
+        for name in _required(declared):
+            if name not in known:
+                raise BadSchema(
+                    f"The {role} {declared.__name__} must have the field {name!r}, which "
+                    f"valueSchema does not have; it has {', '.join(sorted(known))}.",
+                    hint="Give the field a default in the class, or name it as the schema does.",
+                )
+
+    def _plain_decoder(self, declared: Any) -> Callable[[bytes], Any] | None:
+        """From a value to plain Python; None: it is JSON."""
+        match self.settings.format:
+            case ValueFormat.AVRO if self.registry is not None:
+                return _RegisteredAvro(self.registry, declared)
+            case ValueFormat.AVRO:
+                return _avro(self.settings.schema, (), declared)
+            case ValueFormat.PROTOBUF:
+                decode = _protobuf(self.settings, declared)
+                if self.registry is None:
+                    return decode
+                return lambda value: decode(_behind_indexes(_unframed(value)))
+        return None
+
+    def _fields(self) -> set[str] | None:
+        """The names of the schema's fields; None if each record says what it has."""
+        if self.settings.format is ValueFormat.PROTOBUF:
+            from catchwater.values.descriptors import message_of
+
+            return {field.name for field in message_of(self.settings).fields}
+        if self.settings.format is ValueFormat.AVRO and self.registry is None:
+            return {field["name"] for field in _parsed(self.settings.schema, ())["fields"]}
+        return None
+
+
+def event_values(settings: ValueSettings, registry: Registry | None) -> EventValues | None:
+    """How values are decoded by these settings; None: they are JSON. Raises `BadSchema`."""
+    match settings.format:
+        case ValueFormat.JSON if registry is None:
+            return None
+        case ValueFormat.AVRO if registry is not None and settings.schema:
+            raise BadSchema(
+                "valueSchema is not for values that carry the id of their schema.",
+                hint="Leave out valueSchema, or schema.registry.url.",
+            )
+        case ValueFormat.AVRO if registry is None and not settings.schema:
+            raise BadSchema(
+                "valueFormat is avro, and nothing says with which schema.",
+                hint="valueSchema is an Avro schema or the path of one; schema.registry.url names "
+                "the registry of which the values carry ids.",
+            )
+        case ValueFormat.PROTOBUF if not (settings.schema and settings.message):
+            raise BadSchema(
+                "valueFormat is protobuf, and valueSchema or valueMessage is missing.",
+                hint="valueSchema is the path of a descriptor set (protoc --include_imports "
+                "--descriptor_set_out=FILE NAME.proto), valueMessage the message's full name.",
+            )
+    return EventValues(load(settings) if settings.schema else settings, registry)
+
+
+def _required(declared: Any) -> Iterator[str]:
+    """The names, as they are encoded, of the fields that a class must be given."""
+    try:
+        found = msgspec.inspect.type_info(declared)
+    except TypeError:
+        return
+    for field in getattr(found, "fields", ()):
+        if field.required:
+            yield field.encode_name
+
+
+# --- Avro ----------------------------------------------------------------------------------------
+
+
+class _RegisteredAvro:
+    """Avro values in Confluent's framing: each schema is parsed once."""
+
+    def __init__(self, registry: Registry, declared: Any) -> None:
+        self._registry = registry
+        self._declared = declared
+        self._decoders: dict[int, Callable[[bytes], Any]] = {}
+
+    def __call__(self, value: bytes) -> Any:
+        schema_id = framed(value)
+        decode = self._decoders.get(schema_id)
+        if decode is None:
+            found = self._registry.schema(schema_id)
+            decode = self._decoders[schema_id] = self._decoder(found)
+        return decode(value[FRAME_BYTES:])
+
+    def _decoder(self, found: Registered) -> Callable[[bytes], Any]:
+        if found.kind != "AVRO":
+            raise ValueError(f"its schema is {found.kind} and valueFormat is avro")
+        return _avro(found.text, found.needs, self._declared)
+
+
+def _avro(text: str, needs: Sequence[str], declared: Any) -> Callable[[bytes], Any]:
+    """From one datum to plain Python. Raises `BadSchema`."""
+    schema = _parsed(text, needs)
+    divisors = _as_milliseconds(schema, declared)
+    read = _fastavro().schemaless_reader
+
+    def decode(value: bytes) -> Any:
+        stream = BytesIO(value)
+        row = read(stream, schema, None)
+        if stream.tell() != len(value):
+            raise ValueError(f"{len(value) - stream.tell()} bytes stand behind the datum")
+        for name, divisor in divisors.items():
+            if row[name] is not None:
+                row[name] //= divisor
+        return row
+
+    return decode
+
+
+def _parsed(text: str, needs: Sequence[str]) -> dict[str, Any]:
+    """A schema of a record that fastavro reads by. Raises `BadSchema`."""
+    fastavro = _fastavro()
+    named: dict[str, Any] = {}
+    try:
+        for each in needs:
+            fastavro.parse_schema(json.loads(each), named_schemas=named)
+        schema = fastavro.parse_schema(json.loads(text), named_schemas=named)
+    except (ValueError, KeyError, TypeError, fastavro.schema.SchemaParseException) as error:
+        raise BadSchema(f"It is no Avro schema: {type(error).__name__}: {error}.") from error
+    if not isinstance(schema, dict) or schema.get("type") != "record":
+        raise BadSchema("It is an Avro schema, but not one of a record.")
+    return schema
+
+
+def _as_milliseconds(schema: dict[str, Any], declared: Any) -> dict[str, int]:
+    """Take the logical type off the timestamps that the class has as numbers, in `schema` itself.
+
+    Returns by what they are divided then.
+    """
+    hints = _hints(declared)
+    divisors: dict[str, int] = {}
+    for field in schema["fields"]:
+        hint = hints.get(field["name"])
+        if hint is None or datetime.datetime in (hint, *typing.get_args(hint)):
+            continue
+        kinds = field["type"] if isinstance(field["type"], list) else [field["type"]]
+        for kind in kinds:
+            logical = kind.get("logicalType") if isinstance(kind, dict) else None
+            if logical in _TIMESTAMPS:
+                del kind["logicalType"]
+                divisors[field["name"]] = _TIMESTAMPS[logical]
+    return divisors
+
+
+def _hints(declared: Any) -> Mapping[str, Any]:
+    try:
+        return typing.get_type_hints(declared)
+    except (TypeError, NameError):
+        return {}
+
+
+def _fastavro() -> Any:
+    try:
+        import fastavro
+        import fastavro.schema
+    except ImportError as error:
+        raise BadSchema(
+            "valueFormat is avro, but fastavro is not installed.",
+            hint="Install catchwater with the extra avro: pip install 'catchwater[avro]'.",
+        ) from error
+    return fastavro
+
+
+# --- Protobuf ------------------------------------------------------------------------------------
+
+
+def _protobuf(settings: ValueSettings, declared: Any) -> Callable[[bytes], Any]:
+    """From one message to plain Python. Raises `BadSchema`."""
+    from google.protobuf import message_factory
+
+    from catchwater.values.descriptors import message_of
+
+    described = message_of(settings)
+    parse = message_factory.GetMessageClass(described).FromString
+    plain = _message(described, _hints(declared))
+
+    def decode(value: bytes) -> Any:
+        row = parse(value)
+        if not row.IsInitialized():
+            raise ValueError(f"required and not set: {', '.join(row.FindInitializationErrors())}")
+        return plain(row)
+
+    return decode
+
+
+def _message(described: Any, hints: Mapping[str, Any]) -> Callable[[Any], dict[str, Any]]:
+    """From a message to its fields: those with presence that are not set are left out."""
+    readers = [
+        (each.name, each.has_presence, _field(each, hints.get(each.name)))
+        for each in described.fields
+    ]
+
+    def plain(row: Any) -> dict[str, Any]:
+        return {
+            name: read(getattr(row, name))
+            for name, may_be_unset, read in readers
+            if not may_be_unset or row.HasField(name)
+        }
+
+    return plain
+
+
+def _field(field: Any, hint: Any) -> Callable[[Any], Any]:
+    from catchwater.values.descriptors import is_map, is_repeated
+
+    if is_map(field):
+        value = _single(field.message_type.fields_by_name["value"], None)
+        return lambda found: {key: value(each) for key, each in found.items()}
+    one = _single(field, hint)
+    return (lambda found: [one(each) for each in found]) if is_repeated(field) else one
+
+
+def _single(field: Any, hint: Any) -> Callable[[Any], Any]:
+    from catchwater.values.descriptors import PROTOBUF_TIMESTAMP
+
+    kind = field.message_type
+    if kind is not None and kind.full_name == PROTOBUF_TIMESTAMP:
+        if hint is None or datetime.datetime in (hint, *typing.get_args(hint)):
+            return lambda found: found.ToDatetime(tzinfo=datetime.UTC)
+        return lambda found: found.seconds * 1000 + found.nanos // 1_000_000
+    if kind is not None:
+        # Made when a value first has one: a message may hold itself.
+        made = functools.cache(lambda: _message(kind, {}))
+        return lambda found: made()(found)
+    if field.enum_type is not None:
+        names = {each.number: each.name for each in field.enum_type.values}
+        return lambda number: names.get(number, number)
+    return lambda found: found
+
+
+# --- Confluent's framing -------------------------------------------------------------------------
+
+
+def _unframed(value: bytes) -> bytes:
+    framed(value)
+    return value[FRAME_BYTES:]
+
+
+def _behind_indexes(value: bytes) -> bytes:
+    """A message behind the path of its type in the schema's file: zigzag varints, counted first.
+
+    Raises `ValueError`.
+    """
+    count, at = _varint(value, 0)
+    for _ in range(count):
+        _, at = _varint(value, at)
+    return value[at:]
+
+
+def _varint(value: bytes, at: int) -> tuple[int, int]:
+    found = shift = 0
+    while True:
+        if at >= len(value) or shift > 28:
+            raise ValueError("it ends within the path of its message's type")
+        byte = value[at]
+        found |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return (found >> 1) ^ -(found & 1), at

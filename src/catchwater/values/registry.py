@@ -1,0 +1,212 @@
+"""Schemas by their ids, from any registry that speaks Confluent's HTTP API.
+
+A value in Confluent's framing begins with a zero byte and the schema's id in four (big endian). An
+id never names another schema, so what was read once is kept for good: in this process, and as a
+file for the next one, so that a registry that is down, slow or empty stops nobody who has it. What
+nobody has is asked for again and again for `PATIENCE_S`, and then `SchemaUnavailable`: the epoch is
+tried again later and no record is skipped. An id that the registry says it does not have is
+`ValueError`: the record is at fault.
+
+Only Avro and JSON; schemas that refer to others come with them, as Avro's named types.
+"""
+
+import base64
+import json
+import os
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from catchwater.clock import SYSTEM, Clock
+from catchwater.config import CatchwaterError
+
+FRAME_BYTES = 5
+ANSWER_S, PATIENCE_S = 5.0, 30.0
+"""So long may one answer take, and so long is a schema asked for that nobody has."""
+_PAUSE_S = 1.0
+_MISSING_S = 10.0
+"""So long an id that the registry does not have is not asked for again."""
+_NOT_FOUND = 404
+_ACCEPT = "application/vnd.schemaregistry.v1+json"
+_MOST_BYTES = 16 * 1024 * 1024
+
+
+class SchemaUnavailable(CatchwaterError):
+    """A schema that the registry did not give: it does not answer, refuses, or answers nonsense."""
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """The login goes to the registry that was named and to no other."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(_NoRedirect)
+
+
+class _Refused(Exception):
+    """What the registry answered in place of a schema, or why it did not."""
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A schema as the registry has it: its kind, `AVRO` or `JSON`, its text, and what it needs."""
+
+    kind: str
+    text: str
+    needs: tuple[str, ...] = ()
+    """The texts of the schemas it refers to, those that others need first."""
+
+
+@dataclass
+class Registry:
+    """One registry. `folder` keeps what was read; `login` is "user:password", never shown.
+
+    Pickled with a function's declaration, without what it has read.
+    """
+
+    url: str
+    folder: Path | None = None
+    login: str = field(default="", repr=False)
+    clock: Clock = field(default=SYSTEM, repr=False, compare=False)
+    _known: dict[int, Registered] = field(default_factory=dict, repr=False, compare=False)
+
+    _missing: dict[int, float] = field(default_factory=dict, repr=False, compare=False)
+    """Until when an id is taken not to be there."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_known": {}, "_missing": {}, "clock": SYSTEM}
+
+    def schema(self, schema_id: int) -> Registered:
+        """The schema of an id. Raises `ValueError` and `SchemaUnavailable`; see the module."""
+        found = self._known.get(schema_id) or self._kept(schema_id)
+        if found is None:
+            found = self._patiently(schema_id)
+            self._keep(schema_id, found)
+        self._known[schema_id] = found
+        return found
+
+    def latest(self, subject: str) -> tuple[int, Registered]:
+        """The newest schema of a subject, such as `payments-value`, with its id.
+
+        Raises `LookupError` if the registry has no such subject, and `SchemaUnavailable`.
+        """
+        name = urllib.parse.quote(subject, safe="")
+        try:
+            answer = self._ask(f"/subjects/{name}/versions/latest")
+            schema_id = answer["id"]
+            return schema_id, self._registered(answer)
+        except ValueError as problem:
+            raise LookupError(f"{self.url} has no subject {subject!r}") from problem
+        except (_Refused, KeyError, TypeError) as problem:
+            raise self._unavailable(f"subject {subject!r}", problem) from problem
+
+    def _patiently(self, schema_id: int) -> Registered:
+        now_s = self.clock.monotonic_s()
+        until_s = now_s + PATIENCE_S
+        missing = ValueError(f"the registry {self.url} has no schema with the id {schema_id}")
+        if self._missing.get(schema_id, now_s) > now_s:
+            raise missing
+        while True:
+            try:
+                return self._registered(self._ask(f"/schemas/ids/{schema_id}"))
+            except ValueError as problem:
+                self._missing[schema_id] = self.clock.monotonic_s() + _MISSING_S
+                raise missing from problem
+            except (_Refused, KeyError, TypeError) as problem:
+                if self.clock.monotonic_s() >= until_s:
+                    raise self._unavailable(f"schema id {schema_id}", problem) from problem
+            self.clock.pause(_PAUSE_S)
+
+    def _registered(self, answer: Mapping[str, Any]) -> Registered:
+        """The schema of an answer, and all that it refers to."""
+        needs: dict[str, str] = {}
+        for each in answer.get("references") or ():
+            name = urllib.parse.quote(each["subject"], safe="")
+            needed = self._registered(self._ask(f"/subjects/{name}/versions/{each['version']}"))
+            needs.update(dict.fromkeys((*needed.needs, needed.text), ""))
+        return Registered(answer.get("schemaType") or "AVRO", str(answer["schema"]), tuple(needs))
+
+    def _ask(self, path: str) -> dict[str, Any]:
+        """An answer; raises `_Refused`, and `ValueError` if there is nothing of this name."""
+        request = urllib.request.Request(self.url.rstrip("/") + path, headers={"Accept": _ACCEPT})
+        if self.login:
+            encoded = base64.b64encode(self.login.encode()).decode()
+            request.add_header("Authorization", f"Basic {encoded}")
+        try:
+            with _OPENER.open(request, timeout=ANSWER_S) as reply:
+                answer = json.loads(reply.read(_MOST_BYTES))
+        except urllib.error.HTTPError as error:
+            with error:
+                if error.code == _NOT_FOUND and _says_so(error.read(_MOST_BYTES)):
+                    raise ValueError(f"{self.url} does not know {path}") from error
+            raise _Refused(f"it answers {error.code} {error.reason}") from error
+        except (OSError, ValueError) as error:
+            raise _Refused(str(getattr(error, "reason", error)) or type(error).__name__) from error
+        if not isinstance(answer, dict):
+            raise _Refused("its answer is no schema")
+        return answer
+
+    def _unavailable(self, what: str, problem: Exception) -> SchemaUnavailable:
+        why = problem if isinstance(problem, _Refused) else "its answer is no schema"
+        return SchemaUnavailable(
+            f"The schema registry {self.url} does not give {what}: {why}.",
+            hint="What was read before goes on; this waits and nothing is skipped. See that the "
+            "registry answers, or keep its schemas in a folder: schema.registry.folder.",
+        )
+
+    # --- what was read before --------------------------------------------------------------------
+
+    def _file(self, schema_id: int) -> Path | None:
+        return None if self.folder is None else self.folder / f"{schema_id}.json"
+
+    def _kept(self, schema_id: int) -> Registered | None:
+        path = self._file(schema_id)
+        try:
+            content = json.loads(path.read_bytes()) if path else None
+            if content is None:
+                return None
+            return Registered(content["kind"], content["schema"], tuple(content["needs"]))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None  # torn or not ours: the registry has it
+
+    def _keep(self, schema_id: int, found: Registered) -> None:
+        path = self._file(schema_id)
+        if path is None:
+            return
+        content = {"kind": found.kind, "schema": found.text, "needs": found.needs}
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            draft = path.with_suffix(f".{os.getpid()}.new")
+            draft.write_text(json.dumps(content))
+            draft.replace(path)
+        except OSError:
+            return  # it is asked for again by the next process
+
+
+def framed(value: bytes) -> int:
+    """The schema's id of a framed value. Raises `ValueError`."""
+    if len(value) < FRAME_BYTES:
+        raise ValueError(
+            f"it has {len(value)} bytes, too few for the magic byte and the schema's id"
+        )
+    if value[0] != 0:
+        raise ValueError(
+            f"it begins with the byte {value[0]} and not with the magic byte 0 of a schema's id"
+        )
+    return int.from_bytes(value[1:FRAME_BYTES], "big")
+
+
+def _says_so(body: bytes) -> bool:
+    """Whether a 404 is the registry's own, and not that of a path that a proxy does not have."""
+    try:
+        return "error_code" in json.loads(body)
+    except (ValueError, TypeError):
+        return False
