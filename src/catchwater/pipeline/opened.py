@@ -51,7 +51,7 @@ from catchwater.sinks.config import (
     open_sink,
     target_of,
 )
-from catchwater.values.events import event_values
+from catchwater.values.events import EventValues, event_values
 from catchwater.values.registry import Registry
 from catchwater.values.settings import ValueFormat, ValueSettings
 
@@ -82,7 +82,7 @@ class OpenPipeline:
         self.clock = clock
         self.timeout_s = timeout_s
         if functions is not None:
-            self.specs = with_values(config, functions)
+            self.specs = [*functions]
         self._opened = ExitStack()
 
     def with_log(self) -> Self:
@@ -115,10 +115,9 @@ class OpenPipeline:
 
         Found once: kept code of another version is loaded under the same module's name.
         """
-        config = self.config
-        if config.specs is not None:
-            return with_values(config, config.specs)
-        return with_values(config, [find_function(f, config.folder) for f in config.functions])
+        if self.config.specs is not None:
+            return [*self.config.specs]
+        return [find_function(named, self.config.folder) for named in self.config.functions]
 
     @cached_property
     def generation(self) -> int:
@@ -390,25 +389,23 @@ def _digest(text: str) -> str:
 # Does the file fit the functions?
 
 
-def with_values(config: PipelineConfig, specs: Sequence[FunctionSpec]) -> list[FunctionSpec]:
-    """The chain, whose first function reads values as the file says. Raises `BadSchema`."""
+def values_of(config: PipelineConfig, spec: FunctionSpec) -> EventValues | None:
+    """How the chain's first function reads values, if not as JSON. Raises `BadSchema`."""
     registry = None
     if config.registry_url:
         from catchwater.pipeline.spark.session import cache_folder
 
         kept = cache_folder() / "schemas" / re.sub(r"\W+", "-", config.registry_url)
         folder = (config.registry_folder or kept).absolute()
-        registry = Registry(config.registry_url, folder, config.registry_login)
+        registry = Registry(config.registry_url, str(folder), config.registry_login)
     values = event_values(
         ValueSettings(ValueFormat(config.value_format), config.value_schema, config.value_message),
         registry,
     )
-    if values is None:
-        return [*specs]
-    first, *others = specs
-    for event_type in [each.event_type for each in first.inputs.values()] or [first.event_type]:
-        values.check(event_type, "event")
-    return [replace(first, values=values), *others]
+    if values is not None:
+        for event_type in [each.event_type for each in spec.inputs.values()] or [spec.event_type]:
+            values.check(event_type, "event")
+    return values
 
 
 def check_fit(config: PipelineConfig, specs: Sequence[FunctionSpec]) -> None:
@@ -442,6 +439,7 @@ def check_fit(config: PipelineConfig, specs: Sequence[FunctionSpec]) -> None:
     _check_late(config, specs)
     if config.dead_letter is not None:
         guarantee(config.dead_letter)
+    values_of(config, specs[0])
     for spec in specs:
         sent = [
             what

@@ -12,13 +12,12 @@ import functools
 import json
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
 
 import msgspec
 
-from catchwater.values.registry import FRAME_BYTES, Registered, Registry, framed
+from catchwater.values.registry import FRAME_BYTES, Registered, Registry, RegistryClient, framed
 from catchwater.values.settings import BadSchema, ValueFormat, ValueSettings, load
 
 Hook = Callable[[type, Any], Any]
@@ -28,9 +27,8 @@ _TIMESTAMPS = {"timestamp-millis": 1, "timestamp-micros": 1000}
 """Avro's logical types, and how many of each make a millisecond."""
 
 
-@dataclass(frozen=True)
-class EventValues:
-    """How the values of a pipeline's input are encoded."""
+class EventValues(msgspec.Struct, frozen=True):
+    """How the values of a pipeline's input are encoded; travels with the function's code."""
 
     settings: ValueSettings
     registry: Registry | None = None
@@ -69,7 +67,7 @@ class EventValues:
         """From a value to plain Python; None: it is JSON."""
         match self.settings.format:
             case ValueFormat.AVRO if self.registry is not None:
-                return _RegisteredAvro(self.registry, declared)
+                return _RegisteredAvro(RegistryClient(self.registry), declared)
             case ValueFormat.AVRO:
                 return _avro(self.settings.schema, (), declared)
             case ValueFormat.PROTOBUF:
@@ -132,7 +130,7 @@ def _required(declared: Any) -> Iterator[str]:
 class _RegisteredAvro:
     """Avro values in Confluent's framing: each schema is parsed once."""
 
-    def __init__(self, registry: Registry, declared: Any) -> None:
+    def __init__(self, registry: RegistryClient, declared: Any) -> None:
         self._registry = registry
         self._declared = declared
         self._decoders: dict[int, Callable[[bytes], Any]] = {}

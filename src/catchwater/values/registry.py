@@ -17,9 +17,11 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError
@@ -63,24 +65,30 @@ class Registered:
     """The texts of the schemas it refers to, those that others need first."""
 
 
-@dataclass
-class Registry:
-    """One registry. `folder` keeps what was read; `login` is "user:password", never shown.
-
-    Pickled with a function's declaration, without what it has read.
-    """
+class Registry(msgspec.Struct, frozen=True):
+    """Which registry: it travels with a function's code."""
 
     url: str
-    folder: Path | None = None
-    login: str = field(default="", repr=False)
-    clock: Clock = field(default=SYSTEM, repr=False, compare=False)
-    _known: dict[int, Registered] = field(default_factory=dict, repr=False, compare=False)
+    folder: str | None = None
+    """Where what was read is kept for the next process; None: nowhere."""
+    login: str = ""
+    """`user:password`."""
 
-    _missing: dict[int, float] = field(default_factory=dict, repr=False, compare=False)
-    """Until when an id is taken not to be there."""
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"  # the login is a password
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_known": {}, "_missing": {}, "clock": SYSTEM}
+
+class RegistryClient:
+    """What a process asks a registry, and what it has read. One thread at a time."""
+
+    def __init__(self, registry: Registry, clock: Clock = SYSTEM) -> None:
+        self.url = registry.url
+        self._folder = Path(registry.folder) if registry.folder else None
+        self._login = registry.login
+        self._clock = clock
+        self._known: dict[int, Registered] = {}
+        self._missing: dict[int, float] = {}
+        """Until when an id is taken not to be there."""
 
     def schema(self, schema_id: int) -> Registered:
         """The schema of an id. Raises `ValueError` and `SchemaUnavailable`; see the module."""
@@ -107,7 +115,7 @@ class Registry:
             raise self._unavailable(f"subject {subject!r}", problem) from problem
 
     def _patiently(self, schema_id: int) -> Registered:
-        now_s = self.clock.monotonic_s()
+        now_s = self._clock.monotonic_s()
         until_s = now_s + PATIENCE_S
         missing = ValueError(f"the registry {self.url} has no schema with the id {schema_id}")
         if self._missing.get(schema_id, now_s) > now_s:
@@ -116,12 +124,12 @@ class Registry:
             try:
                 return self._registered(self._ask(f"/schemas/ids/{schema_id}"))
             except ValueError as problem:
-                self._missing[schema_id] = self.clock.monotonic_s() + _MISSING_S
+                self._missing[schema_id] = self._clock.monotonic_s() + _MISSING_S
                 raise missing from problem
             except (_Refused, KeyError, TypeError) as problem:
-                if self.clock.monotonic_s() >= until_s:
+                if self._clock.monotonic_s() >= until_s:
                     raise self._unavailable(f"schema id {schema_id}", problem) from problem
-            self.clock.pause(_PAUSE_S)
+            self._clock.pause(_PAUSE_S)
 
     def _registered(self, answer: Mapping[str, Any]) -> Registered:
         """The schema of an answer, and all that it refers to."""
@@ -135,8 +143,8 @@ class Registry:
     def _ask(self, path: str) -> dict[str, Any]:
         """An answer; raises `_Refused`, and `ValueError` if there is nothing of this name."""
         request = urllib.request.Request(self.url.rstrip("/") + path, headers={"Accept": _ACCEPT})
-        if self.login:
-            encoded = base64.b64encode(self.login.encode()).decode()
+        if self._login:
+            encoded = base64.b64encode(self._login.encode()).decode()
             request.add_header("Authorization", f"Basic {encoded}")
         try:
             with _OPENER.open(request, timeout=ANSWER_S) as reply:
@@ -163,7 +171,7 @@ class Registry:
     # --- what was read before --------------------------------------------------------------------
 
     def _file(self, schema_id: int) -> Path | None:
-        return None if self.folder is None else self.folder / f"{schema_id}.json"
+        return None if self._folder is None else self._folder / f"{schema_id}.json"
 
     def _kept(self, schema_id: int) -> Registered | None:
         path = self._file(schema_id)

@@ -19,7 +19,7 @@ from tests.schema_registry import FakeRegistry, schema_registry
 from catchwater.state.records import from_plain
 from catchwater.values import registry as registries
 from catchwater.values.events import EventValues, event_values
-from catchwater.values.registry import Registry, SchemaUnavailable
+from catchwater.values.registry import Registry, RegistryClient, SchemaUnavailable
 from catchwater.values.settings import BadSchema, ValueFormat, ValueSettings
 
 fastavro = pytest.importorskip("fastavro")
@@ -126,7 +126,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def of(registry: FakeRegistry, folder: Path, **more: Any) -> EventValues:
-    asked = Registry(registry.url, folder, **more)
+    asked = Registry(registry.url, str(folder), **more)
     made = event_values(ValueSettings(ValueFormat.AVRO), asked)
     assert made is not None
     return made
@@ -324,12 +324,13 @@ def test_the_login_is_sent_and_never_shown(registry: FakeRegistry, tmp_path: Pat
 def test_it_travels_to_workers_with_the_declaration(registry: FakeRegistry, tmp_path: Path) -> None:
     registry.register(7, SCHEMA)
     values = of(registry, tmp_path)
-    decode = decoder(pickle.loads(pickle.dumps(values)))
-    assert decode(framed(7, written(SCHEMA, ROW))) == EVENT
+    as_json = msgspec.json.decode(msgspec.json.encode(values), type=EventValues)
+    for travelled in (pickle.loads(pickle.dumps(values)), as_json):
+        assert decoder(travelled)(framed(7, written(SCHEMA, ROW))) == EVENT
 
 
 def test_json_behind_an_id_is_json(registry: FakeRegistry, tmp_path: Path) -> None:
-    made = event_values(ValueSettings(ValueFormat.JSON), Registry(registry.url, tmp_path))
+    made = event_values(ValueSettings(ValueFormat.JSON), Registry(registry.url, str(tmp_path)))
     assert made is not None
     decode = decoder(made, Line)
     assert decode(framed(3, b'{"item": "tea"}')) == Line("tea")
@@ -339,7 +340,7 @@ def test_json_behind_an_id_is_json(registry: FakeRegistry, tmp_path: Path) -> No
 
 def test_the_newest_schema_of_a_subject_is_found(registry: FakeRegistry, tmp_path: Path) -> None:
     registry.register(7, SCHEMA, "payments-value")
-    asked = Registry(registry.url, tmp_path)
+    asked = RegistryClient(Registry(registry.url))
     schema_id, found = asked.latest("payments-value")
     assert (schema_id, json.loads(found.text)) == (7, SCHEMA)
     with pytest.raises(LookupError, match="no subject 'other'"):

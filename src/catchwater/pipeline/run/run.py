@@ -26,7 +26,7 @@ from catchwater.config import CatchwaterError, Restart
 from catchwater.objects.open import open_store
 from catchwater.pipeline.epochs import EpochWriter, Tails, Upkeep
 from catchwater.pipeline.functions.spec import FunctionSpec, Poison
-from catchwater.pipeline.opened import OpenPipeline, check_fit, check_sinks, source_of
+from catchwater.pipeline.opened import OpenPipeline, check_fit, check_sinks, source_of, values_of
 from catchwater.pipeline.rows import from_arrow, to_arrow
 from catchwater.pipeline.run import identity, versions
 from catchwater.pipeline.run.config import AVAILABLE_NOW, CONTINUOUS, DEAD_LETTER, PipelineConfig
@@ -177,7 +177,9 @@ def prepare(config: PipelineConfig, began_s: float, clock: Clock) -> OpenPipelin
     published = [(spec, publish(spec, config.checkpoint)) for spec in specs]
     next_epoch = checkpoint.last_commit(config.checkpoint) + 1
     functions = versions.admit(config.checkpoint, published, next_epoch, clock.now_ms())
-    pipeline.specs, pipeline.codes = ([*each] for each in zip(*functions, strict=True))
+    pipeline.specs, codes = ([*each] for each in zip(*functions, strict=True))
+    values = values_of(config, pipeline.specs[0])
+    pipeline.codes = [replace(codes[0], values=values), *codes[1:]]
     claim_home(config.checkpoint, config.state, pipeline.name, clock)
     # Is all of its input there, and do sinks and log hold what the checkpoint goes on from?
     with closing(pipeline.source) as source:

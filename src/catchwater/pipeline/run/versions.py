@@ -27,7 +27,7 @@ import sysconfig
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -40,6 +40,7 @@ from catchwater.pipeline.functions.declare import spec_of
 from catchwater.pipeline.functions.schema import StateSchema, compare, describe
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.recovery.ledger import FOLDER, read_json, write_whole
+from catchwater.values.events import EventValues
 
 _LOADED = "__catchwater_code__"
 """The attribute of a module that says which artefact it was made from."""
@@ -76,13 +77,22 @@ class FunctionCode:
     sha256: str
     argv: tuple[str, ...] = field(default_factory=lambda: tuple(sys.argv))
     """The driver's arguments: a script that reads them while it is imported meets them again."""
+    values: EventValues | None = None
+    """How its events are encoded, as the pipeline says; None: in JSON."""
 
     def load(self) -> FunctionSpec:
         """The function's declaration, from the artefact. Raises `CodeChanged`."""
         module = sys.modules.get(self.module)
         if module is None or getattr(module, _LOADED, None) != self.sha256:
             module = self._execute()
-        return spec_of(getattr(module, self.name))
+        spec = spec_of(getattr(module, self.name))
+        if self.values is None:
+            return spec
+        # Once, since it keeps what it decodes by.
+        made = _WITH_VALUES.get(self)
+        if made is None or made.target is not spec.target:
+            made = _WITH_VALUES[self] = replace(spec, values=self.values)
+        return made
 
     def part_sha256(self) -> str:
         """Of the function's part of its module; comments and its place there do not count."""
@@ -104,6 +114,9 @@ class FunctionCode:
             found.loader.exec_module(module)
         setattr(module, _LOADED, self.sha256)
         return module
+
+
+_WITH_VALUES: dict[FunctionCode, FunctionSpec] = {}
 
 
 def find_function(named: str, folder: Path) -> FunctionSpec:

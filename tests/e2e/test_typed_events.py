@@ -1,0 +1,139 @@
+"""A pipeline whose events are Avro behind the ids of a schema registry that comes and goes."""
+
+import json
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.e2e.in_session import WRITTEN_MS, Pipeline, produce, read
+from tests.schema_registry import FakeRegistry, schema_registry
+
+from catchwater.config import CatchwaterError
+from catchwater.values import registry as registries
+from catchwater.wire.client import Client
+
+fastavro = pytest.importorskip("fastavro")
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+
+FIELDS: list[dict[str, Any]] = [
+    {"name": "card", "type": "string"},
+    {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+]
+FIRST = {"type": "record", "name": "Txn", "fields": FIELDS}
+SECOND = {**FIRST, "fields": [*FIELDS, {"name": "place", "type": "string"}]}
+
+FUNCTION = """
+from dataclasses import dataclass
+from catchwater import Context, Keyed, Out, function
+
+@dataclass
+class Txn:
+    card: str
+    at: int
+    place: str = "unknown"
+
+@dataclass
+class Seen:
+    n: int = 0
+
+@dataclass
+class Count:
+    card: str
+    n: int
+    at: int
+    place: str
+
+@function(name="counts", key="card", event_time="at", late="process", max_future=None)
+class Counts(Keyed[Txn, Seen, Count]):
+    def on_event(self, e: Txn, s: Seen, ctx: Context) -> Out[Count]:
+        s.n += 1
+        return [Count(e.card, s.n, e.at, e.place)]
+"""
+
+FILE = """\
+[pipeline]
+name = "counts-{on}"
+function = "counts:Counts"
+checkpoint = "checkpoint"
+local = "local"
+trigger = "available-now"
+poison = "dead-letter"
+restarts = 1
+[source]
+"kafka.bootstrap.servers" = "{bootstrap}"
+subscribe = "txns-{on}"
+startingOffsets = "earliest"
+valueFormat = "avro"
+"schema.registry.url" = "{registry}"
+"schema.registry.folder" = "schemas"
+[sink.out]
+topic = "counts-{on}"
+[dead_letter]
+topic = "dead-{on}"
+"""
+
+
+def value(schema_id: int, schema: dict[str, Any], **fields: Any) -> bytes:
+    out = BytesIO()
+    fastavro.schemaless_writer(out, fastavro.parse_schema(json.loads(json.dumps(schema))), fields)
+    return b"\0" + schema_id.to_bytes(4, "big") + out.getvalue()
+
+
+@pytest.fixture
+def registry() -> Iterator[FakeRegistry]:
+    with schema_registry() as fake:
+        fake.register(1, FIRST)
+        yield fake
+
+
+@pytest.mark.parametrize("on", ["here", pytest.param("spark", marks=pytest.mark.slow)])
+def test_events_are_read_by_their_schemas_and_none_is_skipped_while_the_registry_is_away(
+    on: str,
+    make_broker: Callable[..., Any],
+    registry: FakeRegistry,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spark = request.getfixturevalue("spark") if on == "spark" else None
+    if on == "here":
+        monkeypatch.setattr(registries, "PATIENCE_S", 0.1)
+    bootstrap = make_broker({"log.retention.ms": "-1"}).bootstrap
+    topic = f"txns-{on}"
+    with Client(bootstrap) as client:
+        client.create_topics({topic: 1})
+    (tmp_path / "counts.py").write_text(FUNCTION)
+    file = tmp_path / "pipeline.toml"
+    file.write_text(FILE.format(on=on, bootstrap=bootstrap, registry=registry.url))
+    pipeline = Pipeline(spark, tmp_path, file)
+    at = WRITTEN_MS * 1000
+
+    def found() -> list[tuple[str, int, int, str]]:
+        outputs = [msgspec.json.decode(each) for _, each in read(bootstrap, f"counts-{on}")]
+        return [(each["card"], each["n"], each["at"], each["place"]) for each in outputs]
+
+    bad = [b"no frame", b"\0\0\0\0\x63x", value(1, FIRST, card="a", at=at)[:-1]]
+    produce(bootstrap, topic, 0, value(1, FIRST, card="a", at=at), *bad)
+    pipeline.run()
+    assert found() == [("a", 1, WRITTEN_MS, "unknown")]
+    dead = [each for _, each in read(bootstrap, f"dead-{on}")]
+    assert len(dead) == len(bad)
+
+    # What is known goes on without the registry; what is not waits, and nothing is skipped.
+    registry.status = 503
+    produce(bootstrap, topic, 0, value(1, FIRST, card="a", at=at))
+    pipeline.run()
+    assert found()[1:] == [("a", 2, WRITTEN_MS, "unknown")]
+    produce(bootstrap, topic, 0, value(2, SECOND, card="a", at=at, place="here"))
+    with pytest.raises(CatchwaterError, match="does not give schema id 2: it answers 503"):
+        pipeline.run()
+    assert len(found()) == 2
+    registry.status = 200
+    registry.register(2, SECOND)
+    pipeline.run()
+    assert found()[2:] == [("a", 3, WRITTEN_MS, "here")]
+    assert len(read(bootstrap, f"dead-{on}")) == len(bad)
