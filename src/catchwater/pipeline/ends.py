@@ -27,8 +27,10 @@ class Kafka:
 
     With several topics, or `inputs` (the function's inputs → topic) for a function that declares
     some. `starting_offsets` is "earliest", "latest" or Spark's JSON; it counts for the first start
-    only. `options` are Kafka's own (`kafka.security.protocol`, `kafka.sasl.…`); their values may be
-    `${env:NAME}` or `${file:PATH:KEY}`, and are not shown.
+    only. Events in other formats than JSON have a `value_schema` (an Avro schema or the path of
+    one, a Protobuf descriptor set and its `value_message`), or each begins with the id of its
+    schema in a `registry` (a URL). `options` are Kafka's own (`kafka.security.protocol`,
+    `kafka.sasl.…`); their values may be `${env:NAME}` or `${file:PATH:KEY}`, and are not shown.
     """
 
     def __init__(
@@ -42,6 +44,10 @@ class Kafka:
         fail_on_data_loss: bool | None = None,
         read: Literal["auto", "direct", "kafka"] | None = None,
         record_key_is_function_key: bool | None = None,
+        value_format: Literal["json", "avro", "protobuf"] | None = None,
+        value_schema: str | None = None,
+        value_message: str | None = None,
+        registry: str | None = None,
         options: Mapping[str, str] | None = None,
     ) -> None:
         self.bootstrap = bootstrap
@@ -59,6 +65,10 @@ class Kafka:
                     "failOnDataLoss": fail_on_data_loss,
                     "catchwater.read": read,
                     "recordKeyIsFunctionKey": record_key_is_function_key,
+                    "valueFormat": value_format,
+                    "valueSchema": value_schema,
+                    "valueMessage": value_message,
+                    "schema.registry.url": registry,
                 }
             ),
         }
