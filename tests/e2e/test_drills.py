@@ -90,10 +90,10 @@ def test_a_drill_that_is_killed_anywhere_leaves_no_fault_behind(tmp_path: Path) 
     }  # fmt: skip
     results = str(tmp_path / "results")
     random.seed(5)
-    drills = ["replace-broker", "object-store-outage"]
+    drills = ["replace-broker", "object-store-outage", "zone-loss"]
     killed = 0
     for point in range(KILLS):
-        command = [*COMMAND, "run", drills[point % 2], "--results", results]
+        command = [*COMMAND, "run", drills[point % 3], "--results", results]
         with (tmp_path / "log").open("ab") as log:
             drill = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
         # The moment of the kill is what is tried: spread over the drill, whose journal grows line

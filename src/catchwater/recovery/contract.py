@@ -201,8 +201,8 @@ def _recovery_point_s(records: int, age_ms: int, pace: Pace) -> float:
     """The time in which what lies behind the checkpoint came, and until the next one is done."""
     if not records:
         span_s = 0.0
-    elif pace.input_per_s:
-        span_s = records / pace.input_per_s
+    elif input_per_s := max(pace.input_per_s, pace.longer_per_s):
+        span_s = records / input_per_s
     else:
         span_s = age_ms / 1000
     return round(span_s + pace.interval_s, 2)

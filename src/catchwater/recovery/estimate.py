@@ -78,6 +78,9 @@ class Pace(msgspec.Struct, frozen=True):
     """How fast input comes and the pipeline works, lately; records a second."""
 
     input_per_s: float = 0.0
+    """Of the last minute."""
+    longer_per_s: float = 0.0
+    """Of the last five minutes. A burst that is over may come again: so it is in the error bar."""
     busy_per_s: float = 0.0
     """While an epoch was under way; 0: not measured. A lower bound of what it can do."""
     saturated: bool = False
@@ -163,7 +166,7 @@ class Estimate(msgspec.Struct, frozen=True):
         busy_per_s = self.capacity_per_s if self.capacity == "epochs" else 0.0
         return Pace(
             self.input_per_s,
-            busy_per_s,
+            busy_per_s=busy_per_s,
             saturated=bool(busy_per_s and self.missing_per_s),
             work_per_s=busy_per_s,
         )
@@ -239,8 +242,11 @@ def estimate(
     capacity, basis = _capacity(constants, pace)
     spread = _spread(recent, constants)
     arriving = pace.input_per_s
+    at_most = max(arriving, pace.longer_per_s)
 
-    def caught_up_s(tail: float, slower: float, state_bytes: int = state_bytes) -> float | None:
+    def caught_up_s(
+        tail: float, slower: float, state_bytes: int = state_bytes, arriving: float = arriving
+    ) -> float | None:
         """Where everything takes `slower` times as long."""
         left, down_s = capacity / slower - arriving, constants.down_s(state_bytes)
         if left <= 0:
@@ -251,7 +257,7 @@ def estimate(
     tail = replay_records + arriving * pace.interval_s / 2
     seconds = caught_up_s(tail, 1.0)
     low_s = caught_up_s(replay_records, max(1 - spread, 1e-9))
-    high_s = caught_up_s(replay_records + arriving * pace.interval_s, 1 + spread)
+    high_s = caught_up_s(replay_records + at_most * pace.interval_s, 1 + spread, arriving=at_most)
     replay_s = None if seconds is None else seconds - constants.down_s(state_bytes)
     return Estimate(
         seconds=_rounded(seconds),
@@ -296,7 +302,8 @@ def _capacity(constants: _Constants, pace: Pace) -> tuple[float, Basis]:
     if pace.saturated:
         return pace.busy_per_s, "epochs"
     known = constants.records_per_s
-    least = max(pace.busy_per_s, pace.input_per_s if pace.kept_up else 0.0)
+    kept_up_with = max(pace.input_per_s, pace.longer_per_s) if pace.kept_up else 0.0
+    least = max(pace.busy_per_s, kept_up_with)
     if known is not None and known >= least:
         return known, "restores"
     least = max(least, constants.least_per_s)
@@ -394,6 +401,7 @@ def records_of(entry: EpochEntry) -> int:
 
 
 WINDOW_MS = 300_000
+NOW_MS = 60_000
 _LOOK_MS = 5_000
 """Ends of the log are remembered no more often than this."""
 _LEAST_WORK_MS = 100.0
@@ -448,16 +456,17 @@ class PaceMeter:
 
     def pace(self) -> Pace:
         """As far as it is known."""
-        input_per_s = self._input_per_s()
+        input_per_s, longer_per_s = (self._input_per_s(each) for each in (NOW_MS, WINDOW_MS))
         if not self._epochs:
-            return Pace(input_per_s)
+            return Pace(input_per_s, longer_per_s)
         records = sum(each.records for each in self._epochs)
         busy_ms = sum(each.busy_ms for each in self._epochs)
         first = self._epochs[0]
         span_ms = self._epochs[-1].ended_ms - first.ended_ms + first.busy_ms
-        kept_up = records >= _KEPT_UP * input_per_s * span_ms / 1000
+        kept_up = records >= _KEPT_UP * longer_per_s * span_ms / 1000
         return Pace(
             input_per_s=input_per_s,
+            longer_per_s=longer_per_s,
             busy_per_s=1000 * records / busy_ms,
             saturated=not kept_up and span_ms >= _SATURATED_MS and busy_ms >= _BUSY * span_ms,
             kept_up=kept_up and span_ms >= _SATURATED_MS,
@@ -473,10 +482,13 @@ class PaceMeter:
             return 0.0
         return 1000 * sum(each.records for each in long) / sum(each.work_ms for each in long)
 
-    def _input_per_s(self) -> float:
+    def _input_per_s(self, window_ms: int) -> float:
         if len(self._ends) < 2:
             return 0.0
-        (began_ms, before), (now_ms, now) = self._ends[0], self._ends[-1]
+        now_ms, now = self._ends[-1]
+        # From the last look before the window: an idle pipeline has none in it.
+        earlier = [each for each in self._ends if each[0] <= now_ms - window_ms]
+        began_ms, before = earlier[-1] if earlier else self._ends[0]
         came = sum(max(0, now[key] - end) for key, end in before.items() if key in now)
         return 1000 * came / max(1, now_ms - began_ms)
 

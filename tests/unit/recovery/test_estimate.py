@@ -338,6 +338,40 @@ def test_the_pace_forgets_what_is_older_than_five_minutes_and_a_replayed_clock()
     assert len(meter._ends) < 100 and len(meter._epochs) < 400
 
 
+def after_a_burst(quiet_s: int, burst_per_s: int = 300) -> Pace:
+    """A minute of it, then one record a second."""
+    meter, end = PaceMeter(), 0
+    for n in range(60 + quiet_s):
+        before, end = end, end + (burst_per_s if n < 60 else 1)
+        meter.epoch_done(entry(n, before, end, 1000 * n, 1000 * n + 500, run_ms=500))
+        meter.look({("t", 0): end}, 1000 * n + 500)
+    return meter.pace()
+
+
+def test_a_burst_that_is_over_leaves_the_estimate_within_a_minute_and_stays_in_its_bar() -> None:
+    def told(pace: Pace) -> tuple[float, float]:
+        found = estimate([SAMPLE], state_bytes=0, replay_records=100, pace=pace)
+        assert found.seconds is not None and found.high_s is not None
+        return found.seconds, found.high_s
+
+    during, after, long_after = (after_a_burst(each) for each in (0, 70, 400))
+    assert during.input_per_s == pytest.approx(300, rel=0.02)
+    assert after.input_per_s == pytest.approx(1) and after.longer_per_s > 100
+    assert long_after.longer_per_s == pytest.approx(1)
+    slow = Pace(input_per_s=60_000.0, longer_per_s=60_000.0)
+    quiet = msgspec.structs.replace(slow, input_per_s=1.0)
+    assert told(quiet)[0] < told(slow)[0] / 1.5
+    assert told(quiet)[1] > 2 * told(Pace(input_per_s=1.0))[1]
+
+
+def test_what_came_before_a_pipeline_fell_idle_is_not_taken_for_what_comes_now() -> None:
+    meter = PaceMeter()
+    for n in range(10):
+        meter.look({("t", 0): 1000 * n}, 1000 * n)
+    meter.look({("t", 0): 9_060}, 9_000 + 120_000)  # and nobody looked while nothing came
+    assert meter._input_per_s(60_000) == pytest.approx(0.5)
+
+
 def worked(records: int, function_ms: float, sink_ms: float, epochs: int = 20) -> PaceMeter:
     """A pipeline with an epoch a second, and a tenth of one beside functions and sinks."""
     meter = PaceMeter()
