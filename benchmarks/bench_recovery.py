@@ -14,6 +14,7 @@ Ours writes each alert once, the peers at least once. PEERS="streams quix", KEYS
 have their defaults below.
 """
 
+import json
 import os
 import shutil
 import sqlite3
@@ -36,8 +37,8 @@ KEYS = tuple(map(int, os.environ.get("KEYS", "100000 1000000").split()))
 EVENTS = int(os.environ.get("EVENTS", "2000000"))
 ROUNDS = int(os.environ.get("ROUNDS", "3"))
 PATIENCE_S = 900.0
-BACK = "-2"
-"""Checkpoints before the newest."""
+BACK = 2
+"""Checkpoints before the newest, if there are so many."""
 _PROBE_MS = 10_000_000
 """Behind all other events; each probe as much later as the rule no longer looks back."""
 _PROBE_STEP_MS = 120_000
@@ -99,8 +100,8 @@ def lives(contestant: Contestant, job: Job, probe: Probe) -> Seconds:
         if what == "lost machine":
             shutil.rmtree(job.folder / "local" if contestant is CATCHWATER else job.folder)
         if what == "rewind":
-            told = "--to", BACK, "--yes"
-            command("recovery", "restore", str(job.folder / "pipeline.toml"), *told)
+            file = str(job.folder / "pipeline.toml")
+            command("recovery", "restore", file, "--checkpoint", older(file), "--yes")
         name = probe.send()
         with running(contestant, job):
             until(lambda name=name: seen(watch, name), job)
@@ -175,14 +176,22 @@ def in_table(job: Job, name: str) -> bool:
         return False  # not there yet
 
 
-def command(*arguments: str, **named: str) -> None:
-    """One of ours, to its end."""
+def older(file: str) -> str:
+    """The checkpoint that a rewind goes back to."""
+    told = json.loads(command("recovery", "explain", file, "--json"))["checkpoints"]
+    there = [each["checkpoint"] for each in told if each["restorable"]]
+    return str(there[-1 - min(BACK, len(there) - 1)])
+
+
+def command(*arguments: str, **named: str) -> str:
+    """One of ours, to its end; what it has put out."""
     words = [str(Path(sys.executable).with_name("catchwater")), *arguments]
     done = subprocess.run(
         words, env={**os.environ, **named}, capture_output=True, text=True, check=False
     )
     if done.returncode:
         raise RuntimeError(f"{' '.join(words)} ended with {done.returncode}: {done.stderr[-2000:]}")
+    return done.stdout
 
 
 def one(name: str, job: Job, probe: Probe) -> Seconds:
