@@ -14,10 +14,13 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from catchwater.hosts import Address as Address
 from catchwater.hosts import is_loopback
+from catchwater.kafka_listeners import PREFIX, Listener, ListenerRefused, listeners
 from catchwater.kafka_settings import Setting, understood
 
 _LOG = logging.getLogger("catchwater.broker")
@@ -56,17 +59,6 @@ class ConfigError(CatchwaterError):
     """A configuration that cannot be used; names the file, the line and the key."""
 
     exit_code = 2
-
-
-class Address(NamedTuple):
-    """A host and a TCP port; port 0 asks the operating system for a free one."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
 
 
 @dataclass(frozen=True)
@@ -137,8 +129,12 @@ class BrokerConfig:
     `catchwater.control.hosts` are further names by which clients may call the control API.
     """
 
-    listeners: Address = DEFAULT_LISTENER
-    advertised_listeners: Address | None = None
+    listeners: str = f"PLAINTEXT://{DEFAULT_LISTENER}"
+    advertised_listeners: str = ""
+    listener_security_protocol_map: str = ""
+    controller_listener_names: str = ""
+    listener_name: tuple[tuple[str, str], ...] = ()
+    """The settings of single listeners, by their whole keys."""
     node_id: int = 1
     log_dirs: Path = Path("catchwater-data")
     num_partitions: int = 1
@@ -190,8 +186,6 @@ class BrokerConfig:
     catchwater_metrics_max_lags: int = 20_000
     catchwater_metrics_max_groups: int = 1_000
     catchwater_group_max_staleness: str = ""
-    catchwater_listener_protocol: str = "PLAINTEXT"
-    """Of `listeners`, where it stands in front of the address."""
     catchwater_control_protocol: str = "http"
     """Of `catchwater.control.listener`, in the same way."""
     catchwater_control_hosts: str = ""
@@ -205,6 +199,28 @@ class BrokerConfig:
     sasl_enabled_mechanisms: str = "SCRAM-SHA-512,SCRAM-SHA-256"
     ssl_keystore_location: Path | None = None
     ssl_keystore_type: str = "PEM"
+    ssl_truststore_location: Path | None = None
+    ssl_truststore_type: str = "PEM"
+    ssl_client_auth: str = "none"
+    ssl_principal_mapping_rules: str = "DEFAULT"
+    connections_max_reauth_ms: int = 0
+    sasl_oauthbearer_jwks_endpoint_url: str = ""
+    sasl_oauthbearer_expected_issuer: str = ""
+    sasl_oauthbearer_expected_audience: str = ""
+    sasl_oauthbearer_clock_skew_seconds: int = 30
+    sasl_oauthbearer_sub_claim_name: str = "sub"
+    catchwater_oauth_algorithms: str = "RS256,ES256"
+    catchwater_oauth_ca_location: Path | None = None
+
+    @cached_property
+    def kafka_listeners(self) -> tuple[Listener, ...]:
+        """Where Kafka's clients connect, one at least. Raises `ConfigError`."""
+        texts = {f.name.replace("_", "."): getattr(self, f.name) for f in fields(self)}
+        shown = {key: str(value) for key, value in texts.items() if value not in (None, ())}
+        try:
+            return listeners(shown | dict(self.listener_name))
+        except ListenerRefused as refused:
+            raise ConfigError(str(refused), hint=refused.hint or None) from refused
 
     @property
     def super_user_names(self) -> list[str]:
@@ -212,14 +228,15 @@ class BrokerConfig:
         return [each.strip() for each in self.super_users.split(";") if each.strip()]
 
     @property
+    def takes_tokens(self) -> bool:
+        """Whether clients may log in by tokens of an OAuth 2 provider."""
+        asking = any("OAUTHBEARER" in listener.mechanisms for listener in self.kafka_listeners)
+        return asking or bool(self.sasl_oauthbearer_jwks_endpoint_url)
+
+    @property
     def is_guarded(self) -> bool:
         """Whether there are users and rules, and not everybody may do everything."""
         return bool(self.super_user_names or self.catchwater_access_file)
-
-    @property
-    def mechanisms(self) -> list[str]:
-        """By which clients may log in."""
-        return [each.strip() for each in self.sasl_enabled_mechanisms.split(",") if each.strip()]
 
     @property
     def audit_folder(self) -> Path | None:
@@ -283,12 +300,23 @@ def load_broker_config(
     settings = [*(_read_file(path) if path else ()), *_environment(environment)]
     settings += [Setting(k, v, "the command line") for k, v in (overrides or {}).items()]
     found = understood(settings, _FIELDS)
-    unknown = [setting for setting in found.settings if setting.key not in _FIELDS]
+    unknown = [
+        setting
+        for setting in found.settings
+        if setting.key not in _FIELDS and not setting.key.startswith(PREFIX)
+    ]
     if found.refusals:
         raise _refused([*found.refusals, *(str(_unknown_key(setting)) for setting in unknown)])
     if unknown:
         raise _unknown_key(*unknown)
+    values["listener_name"] = tuple(
+        (setting.key, str(setting.value))
+        for setting in found.settings
+        if setting.key.startswith(PREFIX)
+    )
     for setting in found.settings:
+        if setting.key.startswith(PREFIX):
+            continue
         target = _FIELDS[setting.key]
         values[target.name] = _convert(setting, target.type)
         if setting.key in _PROTOCOLS and "://" in str(setting.value):
@@ -298,8 +326,10 @@ def load_broker_config(
             "These settings of Apache Kafka have no meaning here: %s.", ", ".join(found.left_out)
         )
     config = BrokerConfig(**values)
-    if config.listeners.host == "127.0.0.1" and any(
-        setting.key == "listeners" and "://:" in str(setting.value) for setting in settings
+    _check_listeners(config, found.settings)
+    _check_security(config)
+    if "://:" in config.listeners and any(
+        listener.address.host == "127.0.0.1" for listener in config.kafka_listeners
     ):
         _LOG.warning(
             "listeners names no host and is not encrypted: only this machine can connect. Use "
@@ -309,8 +339,19 @@ def load_broker_config(
     _check_quotas(config)
     group_promises(config.catchwater_group_max_staleness)
     _check_groups(config)
-    _check_security(config)
     return config
+
+
+def _check_listeners(config: BrokerConfig, settings: Iterable[Setting]) -> None:
+    """Refuse listeners that cannot be had, with the place of the setting."""
+    try:
+        _ = config.kafka_listeners
+    except ConfigError as error:
+        key = getattr(error.__cause__, "key", "")
+        where = [setting.where for setting in settings if setting.key == key]
+        if not where:
+            raise
+        raise ConfigError(f"{where[-1]}: {error}", hint=error.hint) from None
 
 
 def replay_quotas(overrides: str) -> dict[str, int]:
@@ -375,56 +416,36 @@ def _check_groups(config: BrokerConfig) -> None:
         )
 
 
-_PROTOCOLS = {
-    "listeners": "catchwater_listener_protocol",
-    "catchwater.control.listener": "catchwater_control_protocol",
-}
-LISTENER_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
-MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+_PROTOCOLS = {"catchwater.control.listener": "catchwater_control_protocol"}
 
 
 def _check_security(config: BrokerConfig) -> None:
     """Refuse what would let everybody in, or nobody."""
-    protocol = config.catchwater_listener_protocol
-    if protocol not in LISTENER_PROTOCOLS or config.catchwater_control_protocol not in (
-        "http",
-        "https",
-    ):
+    address, protocol = config.catchwater_control_listener, config.catchwater_control_protocol
+    if protocol not in ("http", "https"):
         raise ConfigError(
-            f"There is no listener of {protocol} and {config.catchwater_control_protocol}.",
-            hint=f"Clients may use {', '.join(LISTENER_PROTOCOLS)}, the control API http or https.",
+            f"There is no control API of {protocol}.", hint="It may use http or https."
         )
-    for key, address, is_encrypted in (
-        ("listeners", config.listeners, protocol.endswith("SSL")),
-        (
-            "catchwater.control.listener",
-            config.catchwater_control_listener,
-            config.catchwater_control_protocol == "https",
-        ),
-    ):
-        if not (is_encrypted or config.catchwater_insecure or is_loopback(address.host)):
-            raise ConfigError(
-                f"{key}={address} can be reached from other machines, and is not encrypted.",
-                hint="Use SASL_SSL:// or https://, or let only trusted machines reach it and say "
-                "so: catchwater.insecure=true, or broker run --insecure.",
-            )
-        if is_encrypted and config.ssl_keystore_location is None:
-            raise ConfigError(
-                f"{key} is to be encrypted, but there is no certificate.",
-                hint="Set ssl.keystore.location to a PEM file with the private key and the chain.",
-            )
-    _check_access(config, protocol)
+    is_encrypted = protocol == "https"
+    if not (is_encrypted or config.catchwater_insecure or is_loopback(address.host)):
+        raise ConfigError(
+            f"catchwater.control.listener={address} can be reached from other machines, and is not "
+            "encrypted.",
+            hint="Use https://, or let only trusted machines reach it and say so: "
+            "catchwater.insecure=true, or broker run --insecure.",
+        )
+    if is_encrypted and config.ssl_keystore_location is None:
+        raise ConfigError(
+            "catchwater.control.listener is to be encrypted, but there is no certificate.",
+            hint="Set ssl.keystore.location to a PEM file with the private key and the chain.",
+        )
+    _check_access(config)
 
 
-def _check_access(config: BrokerConfig, protocol: str) -> None:
-    wrong = [each for each in config.mechanisms if each not in MECHANISMS]
-    if wrong or not config.mechanisms:
-        raise ConfigError(
-            f"sasl.enabled.mechanisms cannot have {', '.join(wrong) or 'nothing'}.",
-            hint=f"Choose of {', '.join(MECHANISMS)}.",
-        )
-    if config.ssl_keystore_type != "PEM":
-        raise ConfigError("ssl.keystore.type must be PEM.", hint="openssl pkcs12 -nodes converts.")
+def _check_access(config: BrokerConfig) -> None:
+    asking = [
+        each for each in config.kafka_listeners if each.mechanisms or each.asks_for_certificates
+    ]
     if config.is_guarded:
         if not config.super_user_names or not all(
             re.fullmatch(r"User:.+", each) for each in config.super_user_names
@@ -434,9 +455,10 @@ def _check_access(config: BrokerConfig, protocol: str) -> None:
                 "anything.",
                 hint="Set super.users=User:admin; several are separated by semicolons.",
             )
-    elif protocol.startswith("SASL_"):
+    elif asking:
         raise ConfigError(
-            f"With listeners={protocol}://… clients log in, but there are no users.",
+            f"At the listener {asking[0].name} clients say who they are, but there are no users "
+            "and no rules.",
             hint="Set super.users=User:admin, and catchwater.access.file; "
             "catchwater access user admin --file FILE makes the first user.",
         )
@@ -604,13 +626,13 @@ def _convert(setting: Setting, wanted: Any) -> Any:
             return _boolean(setting.value)
         if wanted is int:
             return _integer(setting.value, _LEAST.get(setting.key, 0))
-        if not isinstance(setting.value, str) or not setting.value:
+        if not isinstance(setting.value, str) or not (setting.value or wanted is str):
             raise ValueError("a text")
         if wanted is str:
             return setting.value
         if wanted in (Path, Path | None):
             return Path(setting.value)
-        return _address(setting.value)
+        return Address.of(setting.value)
     except ValueError as expected:
         raise ConfigError(
             f"{setting.where}: {setting.key} must be {expected}, not {setting.value!r}."
@@ -631,11 +653,3 @@ def _integer(value: Any, least: int) -> int:
     if isinstance(value, bool) or not re.fullmatch(r"-?\d{1,18}", text) or int(text) < least:
         raise ValueError(f"a whole number of at least {least}")
     return int(text)
-
-
-def _address(value: str) -> Address:
-    """`host:port` or Kafka's `SASL_SSL://host:port`; an IPv6 host is in brackets."""
-    match = re.fullmatch(r"(?:\w+://)?(\[[0-9a-fA-F:]+\]|[^:/\[\],]+):(\d{1,5})", value)
-    if match is None or int(match[2]) > 65_535:
-        raise ValueError("one address like PLAINTEXT://127.0.0.1:9092")
-    return Address(match[1].strip("[]"), int(match[2]))

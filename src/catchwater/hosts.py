@@ -1,7 +1,32 @@
 """How far away a host is: this machine, its network, or anywhere."""
 
+import re
 import socket
 from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import NamedTuple
+
+
+class Address(NamedTuple):
+    """A host and a TCP port; port 0 asks the operating system for a free one."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    @classmethod
+    def of(cls, text: str) -> "Address":
+        """From `host:port` or Kafka's `SASL_SSL://host:port`; an IPv6 host is in brackets.
+
+        Raises ValueError with what it should be.
+        """
+        match = re.fullmatch(r"(?:\w+://)?(\[[0-9a-fA-F:]+\]|[^:/\[\],]+):(\d{1,5})", text)
+        if match is None or int(match[2]) > 65_535:
+            raise ValueError("one address like PLAINTEXT://127.0.0.1:9092")
+        return cls(match[1].strip("[]"), int(match[2]))
+
 
 HERE, LINK, PRIVATE, ANYWHERE = range(4)
 """This machine, link-local, addresses that are not routed, and all others."""

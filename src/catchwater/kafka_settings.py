@@ -25,7 +25,7 @@ _WITHOUT_MEANING = (
     *("queued.max.requests", "connection.failed.authentication.delay.ms"),
     # controllers, replicas and what coordinators keep in topics of their own
     *("controller.*", "broker.heartbeat.interval.ms", "broker.session.timeout.ms"),
-    *("inter.broker.listener.name", "listener.security.protocol.map", "initial.broker.*"),
+    *("inter.broker.listener.name", "initial.broker.*"),
     *("metadata.*", "replica.*", "num.replica.*", "default.replication.factor"),
     *("min.insync.replicas", "unclean.leader.election.enable", "*leader.imbalance.*"),
     *("auto.leader.rebalance.enable", "controlled.shutdown.*", "request.timeout.ms"),
@@ -48,7 +48,6 @@ _ONLY: Sequence[tuple[str, frozenset[str], str]] = (
     ("sasl.*", frozenset(), _NO_SECURITY),
     ("ssl.*", frozenset(), _NO_SECURITY),
     ("security.*", frozenset(), _NO_SECURITY),
-    ("listener.name.*", frozenset(), "settings of a single listener are not read"),
     ("delete.topic.enable", frozenset({"true"}), "topics can always be deleted"),
     ("log.cleanup.policy", frozenset({"delete"}),
      "a topic is deleted from unless its own cleanup.policy says otherwise"),
@@ -77,7 +76,6 @@ _OF_RULES: Mapping[bool, Sequence[tuple[str, frozenset[str], str]]] = {
 }  # fmt: skip
 """Without super users, and with some."""
 _RETENTION_MS = {"log.retention.hours": 3_600_000, "log.retention.minutes": 60_000}
-_LISTENERS = ("listeners", "advertised.listeners")
 
 
 class Understood(NamedTuple):
@@ -94,14 +92,12 @@ def understood(settings: Sequence[Setting], known: Iterable[str]) -> Understood:
     texts = {setting.key: str(setting.value) for setting in settings}
     for setting in settings:
         key, value = setting.key, str(setting.value).strip()
-        if key in _LISTENERS:
-            found.settings.append(_own_listener(setting, texts))
-        elif key in _RETENTION_MS:
+        if key in _RETENTION_MS:
             if "log.retention.ms" not in texts and not (
                 key == "log.retention.hours" and "log.retention.minutes" in texts
             ):
                 found.settings.append(_in_ms(setting))
-        elif key in ours:
+        elif key in ours or key.startswith("listener.name."):
             found.settings.append(setting)
         elif (
             reason := _refusal(key, value, bool(texts.get("super.users", "").strip()))
@@ -129,35 +125,3 @@ def _in_ms(setting: Setting) -> Setting:
     if text.isdecimal():
         text = str(int(text) * _RETENTION_MS[setting.key])
     return Setting("log.retention.ms", text, f"{setting.where} ({setting.key})")
-
-
-def _without_host(protocol: str, texts: dict[str, str]) -> str:
-    """Where a listener listens that names no host, as Kafka's own file has it.
-
-    Not where other machines could reach it unencrypted, unless somebody said that they may.
-    """
-    is_insecure = texts.get("catchwater.insecure", "").strip().lower() == "true"
-    return "0.0.0.0" if protocol.endswith("SSL") or is_insecure else "127.0.0.1"
-
-
-def _own_listener(setting: Setting, texts: dict[str, str]) -> Setting:
-    """The one address that clients use: without controllers', a protocol's other name, or no host.
-
-    The address's own reader refuses other mistakes in it.
-    """
-    names = {name.strip() for name in texts.get("controller.listener.names", "").split(",")}
-    protocols = dict(
-        pair.strip().partition(":")[::2]
-        for pair in texts.get("listener.security.protocol.map", "").split(",")
-    )
-    own = []
-    for each in map(str.strip, str(setting.value).split(",")):
-        name, separator, address = each.rpartition("://")
-        if name in names and name:
-            continue
-        if separator and name in protocols:
-            name = protocols[name]
-        if separator and setting.key == "listeners" and address.startswith(":"):
-            address = f"{_without_host(name, texts)}{address}"
-        own.append(f"{name}{separator}{address}")
-    return setting._replace(value=",".join(own))

@@ -29,10 +29,16 @@ def refusal(path: Path | None, environment: dict[str, str] | None = None) -> Con
     return caught.value
 
 
+def listening(config: BrokerConfig) -> Address:
+    """Of the only Kafka listener."""
+    [listener] = config.kafka_listeners
+    return listener.address
+
+
 def test_without_anything_the_defaults_bind_loopback_only() -> None:
     config = load_broker_config(None, {})
     assert config == BrokerConfig()
-    assert config.listeners.host == config.catchwater_control_listener.host == "127.0.0.1"
+    assert listening(config).host == config.catchwater_control_listener.host == "127.0.0.1"
 
 
 def test_properties_and_toml_say_the_same(tmp_path: Path) -> None:
@@ -50,7 +56,7 @@ def test_properties_and_toml_say_the_same(tmp_path: Path) -> None:
     )
     config = load_broker_config(properties, {})
     assert config == load_broker_config(toml, {})
-    assert config.listeners == Address("127.0.0.1", 0)
+    assert listening(config) == Address("127.0.0.1", 0)
     assert config.log_dirs == Path("/tmp/data")
     assert config.catchwater_pack_min_bytes == 5
 
@@ -102,7 +108,7 @@ def test_apache_kafkas_own_file_starts_and_one_warning_names_what_means_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     alone = load_broker_config(written(tmp_path, KAFKA_4), {})
-    assert alone.listeners == Address("127.0.0.1", 9092)
+    assert listening(alone) == Address("127.0.0.1", 9092)
     (_, only_here) = sorted(caplog.messages)
     assert "only this machine can connect" in only_here
     named = KAFKA_4.replace("PLAINTEXT://:9092", "PLAINTEXT://0.0.0.0:9092")
@@ -113,11 +119,15 @@ def test_apache_kafkas_own_file_starts_and_one_warning_names_what_means_nothing(
     config = load_broker_config(written(tmp_path, KAFKA_4), {}, {"catchwater.insecure": "true"})
     assert config == BrokerConfig(
         catchwater_insecure=True,
-        listeners=Address("0.0.0.0", 9092),
-        advertised_listeners=Address("localhost", 9092),
+        listeners="PLAINTEXT://:9092,CONTROLLER://:9093",
+        advertised_listeners="PLAINTEXT://localhost:9092,CONTROLLER://localhost:9093",
+        controller_listener_names="CONTROLLER",
+        listener_security_protocol_map=config.listener_security_protocol_map,
         log_dirs=Path("/tmp/kraft-combined-logs"),
         log_retention_ms=7 * 24 * 3_600_000,
     )
+    assert [each.advertised for each in config.kafka_listeners] == [Address("localhost", 9092)]
+    assert listening(config) == Address("0.0.0.0", 9092)
     (warning,) = caplog.messages
     for key in ("num.io.threads", "log.segment.bytes", "controller.quorum.bootstrap.servers"):
         assert warning.count(key) == 1
@@ -128,7 +138,7 @@ def test_apache_kafkas_own_file_starts_and_one_warning_names_what_means_nothing(
 def test_what_would_mean_something_else_is_refused_at_one_go_with_reasons(tmp_path: Path) -> None:
     lines = {
         "process.roles=controller": "no controllers to run",
-        "ssl.truststore.location=/k": "docs/security.md",
+        "ssl.cipher.suites=k": "docs/security.md",
         "sasl.kerberos.service.name=k": "docs/security.md",
         "authorizer.class.name=kafka.X": "docs/security.md",
         "delete.topic.enable=false": "always be deleted",
@@ -183,8 +193,9 @@ def test_kafkas_authorizer_is_taken_where_super_users_are_named(tmp_path: Path) 
 def test_a_named_listener_is_what_its_protocol_says(tmp_path: Path) -> None:
     names = "listener.security.protocol.map=INSIDE:PLAINTEXT,OUTSIDE:SSL\n"
     config = load_broker_config(written(tmp_path, f"{names}listeners=INSIDE://localhost:1\n"), {})
-    assert config.listeners == Address("localhost", 1)
-    assert config.catchwater_listener_protocol == "PLAINTEXT"
+    [listener] = config.kafka_listeners
+    assert (listener.name, listener.protocol) == ("INSIDE", "PLAINTEXT")
+    assert listener.address == Address("localhost", 1)
     error = refusal(written(tmp_path, f"{names}listeners=OUTSIDE://h:1\n"))
     assert "listeners is to be encrypted, but there is no certificate" in str(error)
 
@@ -212,7 +223,6 @@ def test_an_unknown_environment_variable_is_named() -> None:
         ("node.id=" + "9" * 400, "a whole number of at least 0"),
         ("auto.create.topics.enable=yes", "true or false"),
         ("listeners=PLAINTEXT://127.0.0.1", "one address like"),
-        ("listeners=PLAINTEXT://a:1,PLAINTEXT://b:2", "one address like"),
         ("listeners=127.0.0.1:70000", "one address like"),
         ("log.dirs=", "a text"),
     ],
@@ -254,8 +264,8 @@ def test_broken_toml_is_refused_with_its_position(tmp_path: Path) -> None:
 
 def test_an_ipv6_address_stands_in_brackets(tmp_path: Path) -> None:
     config = load_broker_config(written(tmp_path, "listeners=PLAINTEXT://[::1]:9092"), {})
-    assert config.listeners == Address("::1", 9092)
-    assert str(config.listeners) == "[::1]:9092"
+    assert listening(config) == Address("::1", 9092)
+    assert str(listening(config)) == "[::1]:9092"
 
 
 PG = "catchwater.catalog=postgresql://u:secret@h/d"
@@ -382,13 +392,67 @@ def test_what_would_let_everybody_in_or_nobody_is_refused(
         load_broker_config(None, {}, settings)
 
 
+LISTENERS = {
+    "listeners": "INSIDE://127.0.0.1:9092,OUTSIDE://0.0.0.0:9093,CERTIFIED://0.0.0.0:9094",
+    "advertised.listeners": "OUTSIDE://kafka.example:19093",
+    "listener.security.protocol.map": "INSIDE:PLAINTEXT,OUTSIDE:SASL_SSL,CERTIFIED:SSL",
+    "inter.broker.listener.name": "INSIDE",
+    "ssl.keystore.location": "/k.pem",
+    "listener.name.outside.sasl.enabled.mechanisms": "SCRAM-SHA-256",
+    "listener.name.outside.connections.max.reauth.ms": "10000",
+    "listener.name.outside.max.connections": "7",
+    "listener.name.outside.scram-sha-256.sasl.jaas.config":
+        "org.apache.kafka.common.security.scram.ScramLoginModule required;",
+    "listener.name.certified.ssl.client.auth": "required",
+    "listener.name.certified.ssl.truststore.location": "/ca.pem",
+    "listener.name.certified.ssl.keystore.location": "/other.pem",
+    "listener.name.certified.ssl.principal.mapping.rules": "RULE:^CN=(.*?),.*$/$1/,DEFAULT",
+    **SECURE,
+}  # fmt: skip
+
+
+def test_each_listener_has_its_own_settings() -> None:
+    inside, outside, certified = load_broker_config(None, {}, LISTENERS).kafka_listeners
+    assert (inside.protocol, inside.mechanisms, inside.advertised) == ("PLAINTEXT", (), None)
+    assert (inside.max_connections, inside.reauth_ms, inside.keystore) == (None, 0, None)
+    assert (outside.mechanisms, outside.reauth_ms) == (("SCRAM-SHA-256",), 10_000)
+    assert (outside.max_connections, outside.keystore) == (7, Path("/k.pem"))
+    assert outside.advertised == Address("kafka.example", 19093)
+    assert (certified.client_auth, certified.truststore) == ("required", Path("/ca.pem"))
+    assert (certified.keystore, certified.mechanisms) == (Path("/other.pem"), ())
+    assert certified.principal_rules == "RULE:^CN=(.*?),.*$/$1/,DEFAULT"
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"listeners": "SSL://127.0.0.1:1,SSL://127.0.0.1:2"}, "names SSL twice"),
+        ({"advertised.listeners": "OTHER://a:1"}, "names OTHER, which is none"),
+        ({"listener.name.outsid.max.connections": "1"}, "no listener of this name"),
+        ({"listener.name.outside.num.partitions": "1"}, "no setting num.partitions of its own"),
+        ({"listener.name.outside.plain.sasl.jaas.config": "x"}, "no setting plain.sasl.jaas"),
+        ({"listener.name.outside.max.connections": "-1"}, "must be a whole number"),
+        ({"listener.name.certified.ssl.client.auth": "perhaps"}, "cannot be 'perhaps'"),
+        ({"listener.name.inside.ssl.client.auth": "required"}, "nobody is said to sign them"),
+        ({"listeners": "INSIDE://10.0.0.1:9092"}, "can be reached from other machines"),
+        ({"super.users": ""}, "super.users names nobody"),
+    ],
+)
+def test_a_listener_that_cannot_be_is_refused(settings: dict[str, str], expected: str) -> None:
+    both = LISTENERS | settings
+    if "listeners" in settings:
+        both = {k: v for k, v in both.items() if not k.startswith(("listener.name", "advertised"))}
+    with pytest.raises(ConfigError, match=expected):
+        load_broker_config(None, {}, both)
+
+
 def test_a_listener_s_protocol_stands_before_its_address() -> None:
     more = {"ssl.keystore.location": "/k.pem", "catchwater.control.listener": "https://[::]:1"}
     config = load_broker_config(
         None, {}, {"listeners": "SASL_SSL://0.0.0.0:9093", **more, **SECURE}
     )
-    assert config.listeners == Address("0.0.0.0", 9093)
-    assert (config.catchwater_listener_protocol, config.catchwater_control_protocol) == (
+    assert listening(config) == Address("0.0.0.0", 9093)
+    assert (config.kafka_listeners[0].protocol, config.catchwater_control_protocol) == (
         *("SASL_SSL", "https"),
     )
     assert config.super_user_names == ["User:admin"]

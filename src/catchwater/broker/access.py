@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -34,6 +34,9 @@ from catchwater.wire.security.verifiers import (
     Verifiers,
     check_password,
 )
+
+if TYPE_CHECKING:
+    from catchwater.broker.tokens import Tokens
 
 ANY = "*"
 """As a name: all resources of the type; as a host: all; as `User:*`: everybody."""
@@ -310,10 +313,15 @@ class Guard:
     """Users and rules as they are in force, and the gates of those who have come in by them."""
 
     def __init__(
-        self, path: Path | None, super_users: Iterable[str], kept: Kept | None = None
+        self,
+        path: Path | None,
+        super_users: Iterable[str],
+        kept: Kept | None = None,
+        tokens: "Tokens | None" = None,
     ) -> None:
         """Blocks. Raises `AccessFileBad`, `CatalogUnavailable`."""
         self.path = path
+        self.tokens = tokens
         self.super_users = frozenset(super_users)
         self.of_file = Access() if path is None else read(path)
         self._seen = self._look()

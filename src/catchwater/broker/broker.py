@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -64,6 +65,8 @@ class Broker:
     apis: "Mapping[int, Api]"
     """What is served."""
     control_url: str = ""
+    listeners: str = ""
+    """As `BrokerRow.listeners`."""
     unreachable: AbstractSet[int] = frozenset()
     """Live brokers that clients had better not be sent to; see `peers`."""
     gate: Gate = field(default_factory=AllowAll)
@@ -106,7 +109,8 @@ class Broker:
     def _myself(self) -> BrokerRow:
         host, port = self.kafka_address
         node_id, zone = self.config.node_id, self.config.broker_rack
-        return BrokerRow(node_id, 0, zone, host, port, self.control_url, "", False, "live", 0)
+        mine = (node_id, 0, zone, host, port, self.control_url, "", False)
+        return BrokerRow(*mine, "live", 0, self.listeners)
 
     def find_topic(self, name: str | None, topic_id: bytes = NO_TOPIC_ID) -> Topic | None:
         """The topic of this name or, where no name was given, of this id."""
@@ -153,6 +157,11 @@ class Broker:
 _OPEN = AllowAll()
 
 
+@cache
+def _places(listeners: str) -> Mapping[str, Address]:
+    return {name: Address(*at) for name, at in msgspec.json.decode(listeners).items()}
+
+
 class Call(msgspec.Struct, frozen=True):
     """One request as it came; its handler, or the router, releases the frame."""
 
@@ -186,6 +195,12 @@ class Call(msgspec.Struct, frozen=True):
         if ask.or_cluster and self.gate.may(self.principal, ask.operation, THE_CLUSTER):
             return True
         return self.gate.may(self.principal, ask.operation, Resource(ask.type, name))
+
+    def place(self, row: BrokerRow) -> Address:
+        """Where this client reaches a broker: at the listener of the name that it came by."""
+        if row.listeners and (found := _places(row.listeners).get(self.listener)):
+            return found
+        return Address(row.host, row.port)
 
     @property
     def client(self) -> Client:

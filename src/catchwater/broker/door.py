@@ -16,8 +16,9 @@ from catchwater.broker.pressure import AT_ONCE
 
 PAUSE_S = 0.5
 HANDSHAKE_S = 10.0
-MOST_HANDSHAKES = 32
-"""TLS handshakes under way: descriptors that `pressure` has kept back are enough for so many."""
+MOST_HANDSHAKES, MOST_SILENT = 16, 12
+"""TLS handshakes under way, and connections that have not begun one: descriptors that `pressure`
+has kept back are enough for so many."""
 
 _log = logging.getLogger("catchwater.broker")
 
@@ -29,10 +30,12 @@ class Door:
         self,
         bound: socket.socket,
         protocol: Callable[[], asyncio.BaseProtocol],
-        tls: ssl.SSLContext | None = None,
+        tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
-        """Begins at once, in the running loop."""
+        """Begins at once, in the running loop; `tls` gives what new connections are to have."""
         self._tls = tls
+        self._silent: dict[socket.socket, asyncio.TimerHandle] = {}
+        """Connections that have not sent the first byte of their handshake, the oldest first."""
         self._shaking: dict[asyncio.Task[Any], None] = {}
         """Connections whose TLS handshake is under way, the oldest first."""
         self._bound = bound
@@ -50,7 +53,12 @@ class Door:
         self._loop.remove_reader(self._bound)
         if self._pause is not None:
             self._pause.cancel()
+        for silent in list(self._silent):
+            self._give_up(silent)
         self._bound.close()
+
+    async def wait_closed(self) -> None:
+        """As asyncio's servers have it; nothing is left after `close`."""
 
     def _watch(self) -> None:
         if not self._is_closed and self._pause is None:
@@ -58,7 +66,7 @@ class Door:
 
     def _accept(self) -> None:
         if self._tls is not None:
-            self._accept_encrypted(self._tls)
+            self._accept_encrypted()
             return
         while len(self._opening) < AT_ONCE:
             accepted = self._accepted()
@@ -85,22 +93,43 @@ class Door:
         accepted.setblocking(False)
         return accepted
 
-    def _accept_encrypted(self, tls: ssl.SSLContext) -> None:
-        """Accept a few, each in the place of the oldest that has not finished its handshake."""
+    def _accept_encrypted(self) -> None:
+        """Accept a few, each in the place of the oldest that has said nothing.
+
+        So a flood of silent connections costs descriptors alone, and for a moment; it takes no
+        place from those that have begun their handshake, as clients do at once.
+        """
         for _ in range(AT_ONCE):
             accepted = self._accepted()
             if accepted is None:
                 return
-            if len(self._shaking) >= MOST_HANDSHAKES:
-                next(iter(self._shaking)).cancel()
-                del self._shaking[next(iter(self._shaking))]
-            opening = self._loop.create_task(
-                self._loop.connect_accepted_socket(
-                    self._protocol, accepted, ssl=tls, ssl_handshake_timeout=HANDSHAKE_S
-                )
+            if len(self._silent) >= MOST_SILENT:
+                self._give_up(next(iter(self._silent)))
+            late = self._loop.call_later(HANDSHAKE_S, self._give_up, accepted)
+            self._silent[accepted] = late
+            self._loop.add_reader(accepted, self._shake, accepted)
+
+    def _give_up(self, silent: socket.socket) -> None:
+        self._loop.remove_reader(silent)
+        self._silent.pop(silent).cancel()
+        silent.close()
+
+    def _shake(self, accepted: socket.socket) -> None:
+        """Begin the handshake of a connection that has sent something."""
+        assert self._tls is not None
+        self._loop.remove_reader(accepted)
+        self._silent.pop(accepted).cancel()
+        if len(self._shaking) >= MOST_HANDSHAKES:
+            oldest = next(iter(self._shaking))
+            del self._shaking[oldest]
+            oldest.cancel()
+        opening = self._loop.create_task(
+            self._loop.connect_accepted_socket(
+                self._protocol, accepted, ssl=self._tls(), ssl_handshake_timeout=HANDSHAKE_S
             )
-            self._shaking[opening] = None
-            opening.add_done_callback(self._shaken)
+        )
+        self._shaking[opening] = None
+        opening.add_done_callback(self._shaken)
 
     def _shaken(self, opening: asyncio.Task[Any]) -> None:
         self._shaking.pop(opening, None)

@@ -2,59 +2,110 @@
 
 `Session` is one connection's. Where the listener asks for a login, a client may send ApiVersions,
 SaslHandshake (KIP-43) and then SaslAuthenticate (KIP-152) until it is in; anything else ends the
-connection. A login cannot be taken back or changed. One that failed is answered after a while, and
-what follows it ends the connection. Every request checks that the user is still there with the
-same password: one that was removed, or has another password now, is refused.
+connection. One that failed is answered after a while, and what follows it ends the connection.
 
-No I/O but `Guard.check_password`, which takes some milliseconds in a thread.
+A login holds until it has to be repeated (`connections.max.reauth.ms`, KIP-368) or its token ends;
+then the next request ends the connection, unless it repeats the login: by the same mechanism, for
+the same user. Every request checks that the user is still there with the same password: one that
+was removed, or has another password now, is refused; so is a client that came by its certificate,
+once other authorities sign those. A client that shows a certificate and need not log in is the user
+that the listener's rules make of it.
+
+No I/O but `Guard.check_password` and `Tokens.check`, which take some milliseconds in a thread.
 """
 
 import asyncio
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from catchwater.broker.access import Guard
 from catchwater.broker.gate import ANONYMOUS, Gate
+from catchwater.broker.tls import Certificate, NoName, distinguished_name, mapping
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
+from catchwater.kafka_listeners import Listener
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.security.verifiers import NotProved, ScramServer
 
-PLAIN = "PLAIN"
+PLAIN, OAUTHBEARER = "PLAIN", "OAUTHBEARER"
 FAILED_S = 0.1
 """After this a failed login is answered (Kafka's connection.failed.authentication.delay.ms)."""
 _BEFORE_LOGIN = {17, 18, 36}
-_MOST_BYTES = 4_096
-"""Of a message of a login."""
+_MOST_BYTES = {OAUTHBEARER: 16_384}
+"""Of a message of a login, by mechanism."""
+_BYTES = 4_096
+_NO_TOKEN = b'{"status":"invalid_token"}'
 
 
 class NotLoggedIn(CatchwaterError):
     """A request that needs a login comes without one."""
 
 
+class Answer(NamedTuple):
+    """To one message of a login."""
+
+    error: ErrorCode
+    message: bytes = b""
+    lifetime_ms: int = 0
+    """How long the login holds; 0: for ever."""
+
+
 class Session:
     """Whose connection it is, and what lets them pass."""
 
-    def __init__(self, guard: Guard, host: str, mechanisms: list[str], clock: Clock) -> None:
-        """`mechanisms` are those by which clients may log in; none: nobody has to."""
+    def __init__(
+        self,
+        guard: Guard,
+        host: str,
+        listener: Listener,
+        clock: Clock,
+        shown: Mapping[str, Any] | None = None,
+        certificate: Certificate | None = None,
+    ) -> None:
+        """`shown` is the client's certificate. Raises `NotLoggedIn` where it names nobody."""
         self._guard = guard
         self._host = host
-        self.mechanisms = mechanisms
+        self._listener = listener
+        self.mechanisms = listener.mechanisms
         self._clock = clock
+        self._certificate = certificate if shown else None
+        self._authorities = 0 if certificate is None else certificate.version
         self.principal = ANONYMOUS
-        self.gate: Gate = guard.gate(ANONYMOUS, host)
-        self.is_in = not mechanisms
+        if shown and not self.mechanisms:
+            try:
+                user = mapping(listener.principal_rules)(distinguished_name(shown))
+            except NoName as nobody:
+                raise NotLoggedIn(str(nobody)) from nobody
+            self.principal = f"User:{user}"
+        self.gate: Gate = guard.gate(self.principal, host)
+        self.is_in = not self.mechanisms
         self._mechanism = ""
+        self._is_under_way = False
+        """Between a handshake and the end of its login."""
         self._scram: ScramServer | None = None
         self._has_failed = False
+        self._is_refused = False
+        """A token was no good; the client still has to answer that (RFC 7628 3.2.3)."""
+        self._ends_s: float | None = None
         self._user = ""
+        """With a password; empty for others."""
         self._access = guard.access
         """By which version the user was last found to be there."""
 
     def check(self, api_key: int) -> None:
         """Raise `NotLoggedIn` for a request that may not be asked now."""
+        if self._has_failed:
+            raise NotLoggedIn("a request came after a login that had failed.")
         if not self.is_in:
-            if self._has_failed or api_key not in _BEFORE_LOGIN:
+            if api_key not in _BEFORE_LOGIN:
                 raise NotLoggedIn("a request came without a login.")
-        elif self._access is not self._guard.access:
+            return
+        if self._ends_s is not None and api_key not in _BEFORE_LOGIN:
+            if self._clock.monotonic_s() > self._ends_s:
+                raise NotLoggedIn(f"the login of {self.principal} has ended.")
+        if self._certificate is not None and self._certificate.version != self._authorities:
+            raise NotLoggedIn(f"{self.principal} has to show a certificate again.")
+        if self._access is not self._guard.access:
             kept = self._access.users.get(self._user)
             if self._user and self._guard.access.users.get(self._user) != kept:
                 raise NotLoggedIn(
@@ -63,41 +114,42 @@ class Session:
             self._access = self._guard.access
 
     def handshake(self, mechanism: str) -> ErrorCode:
-        """Choose a mechanism."""
-        if self.is_in or self._mechanism:
+        """Choose a mechanism; again, if the login has to be repeated."""
+        is_again = self.is_in and self._ends_s is not None
+        if self._is_under_way or (self.is_in and not is_again):
             return ErrorCode.ILLEGAL_SASL_STATE
-        if mechanism not in self.mechanisms:
+        if mechanism not in self.mechanisms or (is_again and mechanism != self._mechanism):
             return ErrorCode.UNSUPPORTED_SASL_MECHANISM
-        self._mechanism = mechanism
+        self._mechanism, self._scram, self._is_under_way = mechanism, None, True
         return ErrorCode.NONE
 
-    async def authenticate(self, message: bytes) -> tuple[ErrorCode, bytes]:
+    async def authenticate(self, message: bytes) -> Answer:
         """Go one step on; the answer to the client."""
-        if self.is_in or not self._mechanism:
-            return ErrorCode.ILLEGAL_SASL_STATE, b""
+        if not self._is_under_way:
+            return Answer(ErrorCode.ILLEGAL_SASL_STATE)
         try:
-            if len(message) > _MOST_BYTES:
-                raise NotProved("The message of the login is too long.")
-            return ErrorCode.NONE, await self._step(message)
+            if len(message) > _MOST_BYTES.get(self._mechanism, _BYTES) or self._is_refused:
+                raise NotProved("The message of the login is too long, or one too many.")
+            return await self._step(message)
         except NotProved:
             self._has_failed = True
             await self._clock.sleep(FAILED_S)
-            return ErrorCode.SASL_AUTHENTICATION_FAILED, b""
+            return Answer(ErrorCode.SASL_AUTHENTICATION_FAILED)
 
-    async def _step(self, message: bytes) -> bytes:
+    async def _step(self, message: bytes) -> Answer:
         if self._mechanism == PLAIN:
-            await self._by_password(message)
-            return b""
+            return await self._by_password(message)
+        if self._mechanism == OAUTHBEARER:
+            return await self._by_token(message)
         if self._scram is None:
             self._access = self._guard.access
             known, nonce = self._access.users, self._clock.uuid().hex
             self._scram = ScramServer(self._mechanism, known, nonce)
-            return self._scram.first(message)
+            return Answer(ErrorCode.NONE, self._scram.first(message))
         answer = self._scram.final(message)
-        self._enter(self._scram.user)
-        return answer
+        return self._enter(self._scram.user, answer)
 
-    async def _by_password(self, message: bytes) -> None:
+    async def _by_password(self, message: bytes) -> Answer:
         """RFC 4616; to act for another user than one's own is refused."""
         try:
             whom, user, password = message.decode().split("\0")
@@ -107,9 +159,33 @@ class Session:
             raise NotProved("Nobody logs in for another user.")
         self._access = self._guard.access
         await asyncio.to_thread(self._guard.check_password, user, password)
-        self._enter(user)
+        return self._enter(user)
 
-    def _enter(self, user: str) -> None:
-        self._user, self.principal = user, f"User:{user}"
-        self.gate = self._guard.gate(self.principal, self._host)
-        self.is_in = True
+    async def _by_token(self, message: bytes) -> Answer:
+        """RFC 7628: what names the user is the token alone."""
+        tokens = self._guard.tokens
+        assert tokens is not None, "a listener with tokens has who checks them"
+        try:
+            known = await asyncio.to_thread(tokens.check_message, message)
+        except NotProved:
+            self._is_refused = True
+            return Answer(ErrorCode.NONE, _NO_TOKEN)
+        return self._enter(known.user, left_s=known.left_s, has_password=False)
+
+    def _enter(
+        self, user: str, answer: bytes = b"", left_s: float | None = None, has_password: bool = True
+    ) -> Answer:
+        principal = f"User:{user}"
+        if self.is_in and principal != self.principal:
+            raise NotProved("A login is repeated by the same user.")
+        ends = [left_s] if left_s is not None else []
+        if self._listener.reauth_ms:
+            ends.append(self._listener.reauth_ms / 1000)
+        holds_s = min(ends) if ends else None
+        self._ends_s = None if holds_s is None else self._clock.monotonic_s() + holds_s
+        self._user = user if has_password else ""
+        if not self.is_in:
+            self.principal = principal
+            self.gate = self._guard.gate(principal, self._host)
+        self.is_in, self._is_under_way = True, False
+        return Answer(ErrorCode.NONE, answer, int((holds_s or 0) * 1000))

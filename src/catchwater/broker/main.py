@@ -13,9 +13,9 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import msgspec
 import uvicorn
@@ -32,13 +32,15 @@ from catchwater.broker.coordination.consumer.member import ConsumerLimits
 from catchwater.broker.coordination.coordinator import Coordinator
 from catchwater.broker.coordination.held import LogClaims
 from catchwater.broker.coordination.members import GroupLimits
+from catchwater.broker.door import Door
 from catchwater.broker.gate import AllButSealed
 from catchwater.broker.metrics import Metrics
 from catchwater.broker.peers import Peers
 from catchwater.broker.pressure import AT_ONCE, RESERVE, fitted, printable
 from catchwater.broker.router import APIS
 from catchwater.broker.server import Server
-from catchwater.broker.tls import Certificate
+from catchwater.broker.tls import Certificate, of_listeners
+from catchwater.broker.tokens import Tokens, check_settings
 from catchwater.catalog.rows import BrokerRow
 from catchwater.clock import SYSTEM, Clock
 from catchwater.config import Address, BrokerConfig, CatchwaterError, LogConfig
@@ -64,8 +66,14 @@ _log = logging.getLogger("catchwater.broker")
 class Places(NamedTuple):
     """The addresses of a broker."""
 
-    kafka: Address
+    kafka: Mapping[str, Address]
+    """By the name of the listener, the first one first."""
     control_url: str
+
+    @property
+    def listeners(self) -> str:
+        """As `BrokerRow.listeners`."""
+        return msgspec.json.encode(self.kafka).decode() if len(self.kafka) > 1 else ""
 
 
 class _Listener(NamedTuple):
@@ -84,7 +92,24 @@ _CONTROL = _Listener(
 
 
 class _ControlServer(uvicorn.Server):
-    """uvicorn in our event loop, without its signal handlers."""
+    """uvicorn in our event loop, without its signal handlers, behind a `Door` of ours."""
+
+    certificate: Certificate | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        assert sockets is not None
+        certificate, make = self.certificate, self.config.http_protocol_class
+
+        def connection() -> asyncio.BaseProtocol:
+            protocol: Any = make  # it takes what uvicorn gives it
+            made: asyncio.BaseProtocol = protocol(
+                config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+            )
+            return made
+
+        tls = None if certificate is None else (lambda: certificate.context)
+        self.servers = [cast(Any, Door(bound, connection, tls)) for bound in sockets]
+        self.started = True
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -159,12 +184,20 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 async def serve(config: BrokerConfig, clock: Clock, make_page: MakePage | None = None) -> None:
     """As `run`, in a loop that is already running."""
+    if config.takes_tokens:
+        check_settings(config)
     with ExitStack() as bound:
         # The ports are bound first, because this broker joins the others with its addresses.
-        kafka = bound.enter_context(_bind(config.listeners, _KAFKA))
+        kafka = {
+            each.name: bound.enter_context(_bind(each.address, _KAFKA))
+            for each in config.kafka_listeners
+        }
         control = bound.enter_context(_bind(config.catchwater_control_listener, _CONTROL))
         places = Places(
-            config.advertised_listeners or _address(config.listeners, kafka),
+            {
+                each.name: each.advertised or _address(each.address, kafka[each.name])
+                for each in config.kafka_listeners
+            },
             f"{config.catchwater_control_protocol}://"
             f"{_address(config.catchwater_control_listener, control)}",
         )
@@ -189,13 +222,13 @@ async def _open_log(config: BrokerConfig, places: Places, clock: Clock) -> Log:
         id=config.node_id,
         epoch=0,
         zone=config.broker_rack,
-        host=places.kafka.host,
-        port=places.kafka.port,
+        **next(iter(places.kafka.values()))._asdict(),
         control_url=places.control_url,
         wal=stores.wal,
         wal_is_shared=True,
         state="live",
         deadline_ms=0,
+        listeners=places.listeners,
     )
     return await Log.connect(stores, broker, log_config(config), clock)
 
@@ -235,14 +268,16 @@ def _broker(config: BrokerConfig, clock: Clock, log: Log, places: Places, peers:
         config.group_consumer_max_size,
     )
     groups = Coordinator(limits, clock, claims, consumer_limits)
-    broker = Broker(config, log, clock, groups, Metrics(), config.listeners, APIS)
+    first = next(iter(places.kafka.values()))
+    broker = Broker(config, log, clock, groups, Metrics(), first, APIS)
     log.observe_wal(broker.metrics.wal_fsync_seconds.observe)
     if isinstance(log.objects, RetryingStore):
         broker.metrics.show_store(log.objects.requests)
         broker.metrics.show_log(log.reads, log.written, log.objects.requests.stored)
-    broker.kafka_address, broker.control_url = places
+    broker.listeners, broker.control_url = places.listeners, places.control_url
     if config.is_guarded:
-        broker.guard = Guard(config.catchwater_access_file, config.super_user_names, log)
+        tokens = Tokens(config, clock) if config.takes_tokens else None
+        broker.guard = Guard(config.catchwater_access_file, config.super_user_names, log, tokens)
     broker.unreachable = peers.unreachable
     if config.audit_folder is not None:
         broker.audit = Audit(broker, _trail(config, clock))
@@ -267,14 +302,17 @@ async def _serve_log(
     clock: Clock,
     log: Log,
     places: Places,
-    kafka: socket.socket,
+    kafka: Mapping[str, socket.socket],
     control: socket.socket,
     make_page: MakePage | None,
 ) -> None:
     peers = Peers(log, config.node_id, clock)
     broker = _broker(config, clock, log, places, peers)
-    keystore = config.ssl_keystore_location
-    certificate = None if keystore is None else Certificate(keystore)
+    certificates = of_listeners(config.kafka_listeners)
+    keystore, tls = config.ssl_keystore_location, None
+    if keystore is not None and config.catchwater_control_protocol == "https":
+        certificates[""] = Certificate(keystore)
+        tls = certificates[""]
     server = Server(broker)
     stop = _stop_signal()
     control_port = ControlPort(broker)
@@ -291,13 +329,12 @@ async def _serve_log(
         timeout_graceful_shutdown=2,
     )
     serving_http.load()
-    if certificate is not None and config.catchwater_control_protocol == "https":
-        serving_http.ssl = certificate.context
     control_server = _ControlServer(serving_http)
+    control_server.certificate = tls
     _listen(control, config.catchwater_control_listener, _CONTROL)
-    _listen(kafka, config.listeners, _KAFKA)
-    is_encrypted = config.catchwater_listener_protocol.endswith("SSL")
-    server.listen(kafka, certificate.context if certificate and is_encrypted else None)
+    for listener in config.kafka_listeners:
+        _listen(kafka[listener.name], listener.address, _KAFKA)
+        server.listen(kafka[listener.name], listener, certificates.get(listener.name))
     async with asyncio.TaskGroup() as tasks:
         serving = tasks.create_task(control_server.serve(sockets=[control]))
         background = [
@@ -309,13 +346,16 @@ async def _serve_log(
             tasks.create_task(control_port.sweep()),
             tasks.create_task(_measure_loop_lag(broker)),
             tasks.create_task(_collect_seldom(clock)),
-            tasks.create_task(_refresh_security(broker, certificate)),
+            tasks.create_task(_refresh_security(broker, list(certificates.values()))),
             tasks.create_task(_stop_if_replaced(log, stop)),
             *([tasks.create_task(page.run())] if page else []),
         ]
         if broker.audit is not None:
             background.append(tasks.create_task(broker.audit.run()))
-        _announce(config, broker, _address(config.listeners, kafka))
+        heard = {
+            each.name: _address(each.address, kafka[each.name]) for each in config.kafka_listeners
+        }
+        _announce(config, broker, heard)
         await stop.wait()
         _log.info("Stopping: answering what is in flight.")
         broker.draining.set()
@@ -383,9 +423,12 @@ def _address(wanted: Address, bound: socket.socket) -> Address:
     return Address(wanted.host, bound.getsockname()[1])
 
 
-def _announce(config: BrokerConfig, broker: Broker, bound: Address) -> None:
+def _announce(config: BrokerConfig, broker: Broker, heard: Mapping[str, Address]) -> None:
     """Write the ready file with the addresses, atomically."""
+    bound = next(iter(heard.values()))
     ready = {"kafka": str(bound), "control": broker.control_url, "pid": os.getpid()}
+    if len(heard) > 1:
+        ready["listeners"] = {name: str(address) for name, address in heard.items()}
     session = broker.log.session
     if session is None:
         place = f"alone, data in {config.log_dirs}"
@@ -393,9 +436,8 @@ def _announce(config: BrokerConfig, broker: Broker, bound: Address) -> None:
         ready |= {"broker": session.broker_id, "session": session.epoch, "zone": config.broker_rack}
         zone = f" of zone {config.broker_rack}" if config.broker_rack else ""
         place = f"broker {session.broker_id}{zone} among others, session {session.epoch}"
-    _log.info(
-        "Ready: %s; Kafka on %s, page and control API on %s.", place, bound, broker.control_url
-    )
+    ready_at = (place, _named(heard), broker.control_url)
+    _log.info("Ready: %s; Kafka on %s, page and control API on %s.", *ready_at)
     if config.catchwater_ready_file is not None:
         path = config.catchwater_ready_file
         draft = path.with_name(f"{path.name}.{os.getpid()}")
@@ -403,9 +445,15 @@ def _announce(config: BrokerConfig, broker: Broker, bound: Address) -> None:
         draft.replace(path)
 
 
-async def _refresh_security(broker: Broker, certificate: Certificate | None) -> None:
+def _named(heard: Mapping[str, Address]) -> str:
+    if len(heard) == 1:
+        return str(next(iter(heard.values())))
+    return ", ".join(f"{address} ({name})" for name, address in heard.items())
+
+
+async def _refresh_security(broker: Broker, certificates: Sequence[Certificate]) -> None:
     """Look for other users and rules twice a second: what was taken away ends within one."""
-    watched = [each.refresh for each in (broker.guard, certificate) if each is not None]
+    watched = [each.refresh for each in (broker.guard, *certificates) if each is not None]
     while watched:
         await broker.clock.sleep(0.5)
         for refresh in watched:

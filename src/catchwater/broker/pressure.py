@@ -445,7 +445,10 @@ _STANDING = 32
 _THREADS, _OF_A_THREAD = 32, 3
 """asyncio's threads at their most, each with a catalog connection (two files) and a file."""
 
-RESERVE = _STANDING + _THREADS * _OF_A_THREAD + MOST_PEERS + 2 * AT_ONCE
+_SHAKING = 28
+"""TLS connections of one port before they are counted (`door`)."""
+
+RESERVE = _STANDING + _THREADS * _OF_A_THREAD + MOST_PEERS + 2 * _SHAKING
 _LEAST_ROOM = 32
 _CONTROL_SHARE = 8
 """Of what is left an eighth is the control port's."""
@@ -460,7 +463,7 @@ def fitted(config: BrokerConfig, limit: int) -> BrokerConfig:
 
     The bound on those of one address shrinks with that on all. Raises `TooFewDescriptors`.
     """
-    room = limit - RESERVE
+    room = limit - RESERVE - (len(config.kafka_listeners) - 1) * _SHAKING
     if room < _LEAST_ROOM:
         raise TooFewDescriptors(
             f"The limit of open files is {limit}; a broker needs {RESERVE} for itself and at "

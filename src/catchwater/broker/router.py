@@ -65,10 +65,17 @@ class NotServed(CatchwaterError):
     """A request of an API or version that is not in the table."""
 
 
-def start(broker: Broker, frame: Frame, client_host: str, session: Session | None = None) -> Later:
+def start(
+    broker: Broker,
+    frame: Frame,
+    client_host: str,
+    session: Session | None = None,
+    listener: str = "",
+) -> Later:
     """Begin to answer a request. If anything is raised, the frame is still the caller's.
 
-    `session` is the connection's; None where there are no users and rules.
+    `session` is the connection's; None where there are no users and rules. `listener` is the name
+    of the one that it came by.
 
     Raises `MalformedMessage` for bytes that are no request, `NotServed`.
     """
@@ -85,16 +92,16 @@ def start(broker: Broker, frame: Frame, client_host: str, session: Session | Non
             session.check(header.api_key)
             call = Call(
                 *(header, client_host, frame, session.principal, session.gate, session),
-                *(broker.audit, api.name, broker.config.catchwater_listener_protocol),
+                *(broker.audit, api.name, listener),
             )
         elif broker.audit is not None:
             call = Call(
                 *(header, client_host, frame, ANONYMOUS, broker.gate, None, broker.audit),
-                *(api.name, broker.config.catchwater_listener_protocol),
+                *(api.name, listener),
             )
         else:
             gate = None if type(broker.gate) is AllowAll else broker.gate
-            call = Call(header, client_host, frame, gate=gate)
+            call = Call(header, client_host, frame, gate=gate, listener=listener)
         later = (api.start or _start_cold)(broker, call)
     later.api = api
     return later

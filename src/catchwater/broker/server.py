@@ -20,11 +20,11 @@ import asyncio
 import logging
 import os
 import socket
-import ssl
 from bisect import bisect_left
 from collections import Counter, deque
+from collections.abc import Mapping
 from itertools import islice
-from typing import cast
+from typing import Any, cast
 
 from catchwater.broker import pressure, router
 from catchwater.broker.broker import Broker, Later
@@ -43,7 +43,9 @@ from catchwater.broker.pressure import (
     Share,
     to_shed,
 )
+from catchwater.broker.tls import Certificate
 from catchwater.config import CatchwaterError
+from catchwater.kafka_listeners import Listener
 from catchwater.objects.base import Buffer
 from catchwater.wire.fields import MalformedMessage
 from catchwater.wire.frames import ArenaPool, Frame, FrameBuffer, FrameError, prefixed
@@ -62,8 +64,9 @@ _log = logging.getLogger("catchwater.broker")
 class Connection(asyncio.BufferedProtocol):
     """One client's connection."""
 
-    def __init__(self, server: "Server") -> None:
+    def __init__(self, server: "Server", listener: Listener) -> None:
         self._server = server
+        self.listener = listener
         self._broker = server.broker
         self._frames = FrameBuffer(
             min(pressure.FIRST_FRAME_BYTES, server.broker.config.socket_request_max_bytes),
@@ -95,8 +98,13 @@ class Connection(asyncio.BufferedProtocol):
         self._fd = transport.get_extra_info("socket").fileno()
         self.host = str((transport.get_extra_info("peername") or ("unknown",))[0])
         self._is_open = True
-        self._session = self._server.session(self.host)
         self._server.admit(self)
+        if self._is_open:
+            try:
+                shown = transport.get_extra_info("peercert")
+                self._session = self._server.session(self.host, self.listener, shown)
+            except NotLoggedIn as nobody:
+                self.refuse("not_logged_in", str(nobody))
 
     def get_buffer(self, sizehint: int) -> memoryview:
         room = self._frames.get_buffer(sizehint)
@@ -188,7 +196,7 @@ class Connection(asyncio.BufferedProtocol):
         queued.counts[bisect_left(SECONDS, queued_s)] += 1
         queued.sum_s += queued_s
         try:
-            later = router.start(self._broker, frame, self.host, self._session)
+            later = router.start(self._broker, frame, self.host, self._session, self.listener.name)
         except Exception as error:  # noqa: BLE001 - of any class: only this connection ends
             self._fail(error)
             frame.release()
@@ -321,7 +329,7 @@ class Connection(asyncio.BufferedProtocol):
 
 
 class Server:
-    """The Kafka listener and its connections."""
+    """The Kafka listeners and their connections."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
@@ -343,19 +351,33 @@ class Server:
         self._answered: dict[Connection, None] = {}
         """Those with replies to be sent at the end of this turn of the event loop."""
         self._connections: set[Connection] = set()
-        self._door: Door | None = None
+        self._doors: list[Door] = []
+        self._certificates: dict[str, Certificate] = {}
+        self._by_listener: Counter[str] = Counter()
+        """Connections of the listeners that have a bound of their own."""
 
-    def listen(self, bound: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+    def listen(
+        self, bound: socket.socket, listener: Listener, certificate: Certificate | None = None
+    ) -> None:
         """Accept connections on a socket that listens."""
-        self._door = Door(bound, lambda: Connection(self), tls)
+        if certificate is not None:
+            self._certificates[listener.name] = certificate
+        tls = None if certificate is None else (lambda: certificate.context)
+        self._doors.append(Door(bound, lambda: Connection(self, listener), tls))
 
-    def session(self, host: str) -> Session | None:
-        """Of a new connection from this host; None where there are no users and rules."""
-        guard, config = self.broker.guard, self.broker.config
-        if guard is None:
+    def session(
+        self, host: str, listener: Listener, shown: Mapping[str, Any] | None
+    ) -> Session | None:
+        """Of a new connection, which has shown this certificate; None where nobody logs in.
+
+        Raises `NotLoggedIn`.
+        """
+        if self.broker.guard is None:
             return None
-        asks = config.catchwater_listener_protocol.startswith("SASL_")
-        return Session(guard, host, config.mechanisms if asks else [], self.broker.clock)
+        certificate = self._certificates.get(listener.name)
+        return Session(
+            self.broker.guard, host, listener, self.broker.clock, shown or None, certificate
+        )
 
     def reply_soon(self, connection: Connection) -> None:
         """Have the connection reply, with all else that is answered in this turn of the loop."""
@@ -391,11 +413,19 @@ class Server:
         self.broker.metrics.connections.set(len(self._connections))
         if displaced is not None:
             displaced.refuse(*DISPLACED)
+        most = connection.listener.max_connections
+        if most is not None:
+            self._by_listener[connection.listener.name] += 1
+            if refusal is None and self._by_listener[connection.listener.name] > most:
+                name = connection.listener.name
+                refusal = Refusal("listener_limit", f"max.connections of {name} is {most}.")
         if refusal is not None:
             connection.refuse(*refusal)
 
     def forget(self, connection: Connection) -> None:
         """The connection is gone."""
+        if connection in self._connections and connection.listener.max_connections is not None:
+            self._by_listener[connection.listener.name] -= 1
         self._connections.discard(connection)
         self.entrance.forget(connection)
         self.held_back.pop(connection, None)
@@ -430,8 +460,8 @@ class Server:
 
     async def drain(self) -> None:
         """Accept and start nothing new, answer what is in flight, then close everything."""
-        assert self._door is not None
-        self._door.close()
+        for door in self._doors:
+            door.close()
         for connection in self._connections:
             connection.advance()
         deadline_s = self.broker.clock.monotonic_s() + DRAIN_S

@@ -34,7 +34,11 @@ _SENSITIVE = frozenset(("catchwater.catalog", "catchwater.objects"))
 
 _CONTROL_URL = "catchwater.control.url"
 
-_BROKER_FIELDS = {field.name.replace("_", "."): field for field in fields(BrokerConfig)}
+_BROKER_FIELDS = {
+    field.name.replace("_", "."): field
+    for field in fields(BrokerConfig)
+    if field.name != "listener_name"
+}
 
 Source = tuple[str, str | None, int]
 """A setting's name, its value, and the code of its source."""
@@ -63,6 +67,10 @@ def of_broker(config: BrokerConfig, control_url: str) -> list[dict[str, Any]]:
     configs = [
         _config(name, _broker_sources(config, field), _TYPES.get(field.type, STRING), None)
         for name, field in _BROKER_FIELDS.items()
+    ]
+    configs += [
+        _config(key, [(key, value, _FROM_STATIC_BROKER)], STRING, None)
+        for key, value in config.listener_name
     ]
     from_us = (_CONTROL_URL, control_url, _FROM_STATIC_BROKER)
     configs.append(_config(_CONTROL_URL, [from_us], STRING, None))

@@ -1,43 +1,95 @@
-"""The broker's certificate: one context for its ports, which takes over a renewed file by itself.
+"""TLS of the broker's ports: its certificate, and who shows one of their own (mTLS).
 
-TLS 1.2 at least. The file is PEM, with the private key and the chain. A renewed file that cannot be
-used is reported, and the certificate before it stays in use.
+TLS 1.2 at least. Files are PEM. A renewed file is used within a second; one that cannot be used is
+reported, and what was there before stays in use. Where clients show certificates there are no
+session tickets, so that each connection is judged by the authorities of today; when these change,
+connections that were made by certificate end.
+
+A client's name is its certificate's subject as Java writes it (RFC 2253), made a principal by
+Kafka's rules (`ssl.principal.mapping.rules`): everything special in it is escaped, so that nobody
+can write another's name.
 """
 
 import logging
+import re
 import ssl
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from catchwater.config import CatchwaterError, ConfigError
+from catchwater.kafka_listeners import Listener
 
 _LOG = logging.getLogger("catchwater.broker")
 
+_VERIFY = {
+    "none": ssl.CERT_NONE, "requested": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED,
+}  # fmt: skip
+
 
 class Certificate:
-    """A certificate that is in use."""
+    """A certificate that is in use, and who signs those of clients."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(
+        self, keystore: Path, truststore: Path | None = None, client_auth: str = "none"
+    ) -> None:
         """Raises `ConfigError`."""
-        self._path = path
-        self.context = _context(path)
-        self._seen = self._look()
+        self._keystore = keystore
+        self._truststore = truststore if client_auth != "none" else None
+        self._client_auth = client_auth
+        self.version = 0
+        """Grows when other authorities sign clients' certificates."""
+        self.context = self._made()
+        self._seen = _look(keystore)
+        self._seen_authorities = self._look_at_authorities()
 
     def refresh(self) -> None:
-        """Use the file as it is now for new connections, if it is another."""
+        """Use the files as they are now for new connections, if they are others."""
         try:
-            seen = self._look()
-            if seen == self._seen:
+            seen, authorities = _look(self._keystore), self._look_at_authorities()
+            if (seen, authorities) == (self._seen, self._seen_authorities):
                 return
-            self._seen = seen
-            _context(self._path)  # one that is bad must not be loaded by halves
-            self.context.load_cert_chain(self._path)
-            _LOG.info("New connections get the renewed certificate in %s.", self._path)
+            is_signed_by_others = authorities != self._seen_authorities
+            self._seen, self._seen_authorities = seen, authorities
+            made = self._made()  # one that is bad must not be loaded by halves
+            if is_signed_by_others:
+                self.context = made
+                self.version += 1
+                _LOG.info("Clients' certificates are asked for again: %s.", self._truststore)
+            else:
+                self.context.load_cert_chain(self._keystore)
+                _LOG.info("New connections get the renewed certificate in %s.", self._keystore)
         except (OSError, CatchwaterError) as error:
-            _LOG.error("The certificate in use stays, for %s is no good: %s", self._path, error)
+            _LOG.error("The certificate in use stays, for %s is no good: %s", self._keystore, error)
 
-    def _look(self) -> tuple[int, int, int]:
-        status = self._path.stat()
-        return status.st_mtime_ns, status.st_size, status.st_ino
+    def _look_at_authorities(self) -> Any:
+        return None if self._truststore is None else _look(self._truststore)
+
+    def _made(self) -> ssl.SSLContext:
+        context = _context(self._keystore)
+        if self._truststore is not None:
+            _trust(context, self._truststore)
+            context.verify_mode = _VERIFY[self._client_auth]
+            context.options |= ssl.OP_NO_TICKET
+            context.num_tickets = 0
+        return context
+
+
+def of_listeners(listeners: tuple[Listener, ...]) -> dict[str, Certificate]:
+    """By the name of the listener; those with the same files share one. Raises `ConfigError`."""
+    shared: dict[Any, Certificate] = {}
+    found = {}
+    for each in listeners:
+        if each.keystore is not None:
+            what = (each.keystore, each.truststore, each.client_auth)
+            found[each.name] = shared.setdefault(what, None) or Certificate(*what)  # type: ignore[arg-type]
+            shared[what] = found[each.name]
+    return found
+
+
+def _look(path: Path) -> tuple[int, int, int]:
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def _context(path: Path) -> ssl.SSLContext:
@@ -61,6 +113,111 @@ def _context(path: Path) -> ssl.SSLContext:
     return context
 
 
+def _trust(context: ssl.SSLContext, path: Path) -> None:
+    try:
+        text = path.read_text(encoding="ascii")
+        context.load_verify_locations(cadata=text)
+        if "BEGIN X509 CRL" in text:
+            context.load_verify_locations(cafile=path)
+            context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
+    except (ssl.SSLError, ValueError) as error:
+        raise ConfigError(
+            f"{path} has no certificates of authorities in PEM: {error}.",
+            hint="ssl.truststore.location names those who sign the certificates of clients.",
+        ) from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
+
+
 def _no_password() -> str:
     """Instead of the terminal, which OpenSSL would ask."""
     return ""
+
+
+# --- names -------------------------------------------------------------------------------------
+
+_SHORT = {
+    "commonName": "CN", "countryName": "C", "localityName": "L", "stateOrProvinceName": "ST",
+    "organizationName": "O", "organizationalUnitName": "OU", "streetAddress": "STREET",
+    "domainComponent": "DC", "userId": "UID",
+}  # fmt: skip
+_EMAIL = "1.2.840.113549.1.9.1"
+_RULE = re.compile(
+    r"\s*(?:(DEFAULT)|RULE:((?:\\.|[^\\/])*)/((?:\\.|[^\\/])*)/([LU]?))\s*(?:[,\n]|$)"
+)
+_LONGEST_NAME = 2_000
+
+
+class NoName(CatchwaterError):
+    """A certificate from which no rule makes a principal."""
+
+
+def distinguished_name(certificate: Mapping[str, Any]) -> str:
+    """The subject of a certificate (as `ssl` gives it) by RFC 2253, as Java writes it."""
+    names = [
+        "+".join(_attribute(kind, value) for kind, value in parts)
+        for parts in reversed(certificate.get("subject", ()))
+    ]
+    return ",".join(names)
+
+
+def _attribute(kind: str, value: str) -> str:
+    if kind == "emailAddress":  # Java has no word for it, and shows its bytes
+        data = value.encode()
+        return f"{_EMAIL}=#16{len(data):02x}{data.hex()}"
+    return f"{_SHORT.get(kind, kind)}={_escaped(value)}"
+
+
+def _escaped(value: str) -> str:
+    found = "".join(
+        f"\\{each}" if each in ',=+<>#;"\\' else each if each.isprintable() else _hex(each)
+        for each in value
+    )
+    if found.startswith(" "):
+        found = f"\\{found}"
+    if found.endswith(" ") and len(value) > 1:
+        found = f"{found[:-1]}\\ "
+    return found
+
+
+def _hex(character: str) -> str:
+    return "".join(f"\\{byte:02X}" for byte in character.encode())
+
+
+def mapping(rules: str) -> Callable[[str], str]:
+    """What makes a user's name of a distinguished name: the first of Kafka's rules that fits.
+
+    Raises `ConfigError` for rules that cannot be read; the function raises `NoName`.
+    """
+    parsed = []
+    at = 0
+    text = rules.strip() or "DEFAULT"
+    while at < len(text):
+        found = _RULE.match(text, at)
+        if found is None or found.end() == at:
+            raise ConfigError(
+                f"ssl.principal.mapping.rules cannot be read from {text[at : at + 40]!r} on.",
+                hint="Write RULE:pattern/replacement/ with L, U or nothing behind it, and DEFAULT, "
+                "separated by commas.",
+            )
+        default, pattern, replacement, case = found.groups()
+        try:
+            compiled = None if default else re.compile(pattern)
+        except re.error as error:
+            raise ConfigError(
+                f"ssl.principal.mapping.rules has a pattern that cannot be read: {error}."
+            ) from error
+        parsed.append((compiled, re.sub(r"\$(\d)", r"\\g<\1>", replacement or ""), case))
+        at = found.end()
+
+    def named(name: str) -> str:
+        if len(name) <= _LONGEST_NAME:
+            for pattern, replacement, case in parsed:
+                if pattern is None:
+                    return name
+                if match := pattern.fullmatch(name):
+                    user = match.expand(replacement)
+                    return {"L": user.lower(), "U": user.upper()}.get(case, user)
+        raise NoName(f"No rule makes a principal of the certificate of {name[:200]}.")
+
+    return named

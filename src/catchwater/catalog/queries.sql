@@ -654,15 +654,15 @@ SELECT state FROM broker WHERE id = ? AND epoch = ?;
 UPDATE broker SET state = ?, deadline_ms = ? WHERE id = ? AND epoch = ?;
 
 -- broker_select --
-SELECT id, epoch, zone, host, port, control_url, wal, wal_is_shared, state, deadline_ms
+SELECT id, epoch, zone, host, port, control_url, wal, wal_is_shared, state, deadline_ms, listeners
 FROM broker
 WHERE deadline_ms >= ?
 ORDER BY id;
 
 -- broker_upsert --
 INSERT INTO broker (id, epoch, zone, host, port, control_url, wal, wal_is_shared, state,
-                    deadline_ms)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+                    deadline_ms, listeners)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (id) DO UPDATE SET
   epoch = excluded.epoch,
   zone = excluded.zone,
@@ -672,7 +672,8 @@ ON CONFLICT (id) DO UPDATE SET
   wal = excluded.wal,
   wal_is_shared = excluded.wal_is_shared,
   state = excluded.state,
-  deadline_ms = excluded.deadline_ms;
+  deadline_ms = excluded.deadline_ms,
+  listeners = excluded.listeners;
 
 -- lease_hold --
 -- Changes nothing, but makes another taker of the lease wait until this transaction has ended.

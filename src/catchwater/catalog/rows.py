@@ -163,6 +163,8 @@ class BrokerRow(NamedTuple):
     """Whether the other brokers can read it."""
     state: BrokerState
     deadline_ms: int
+    listeners: str = ""
+    """Host and port by the name of the listener, as JSON; empty where there is only `host`."""
 
 
 class TxnRow(NamedTuple):

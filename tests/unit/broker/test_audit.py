@@ -21,6 +21,7 @@ from kio.schema.incremental_alter_configs.v1.request import (
     IncrementalAlterConfigsRequest,
 )
 from kio.static.primitive import i8, i16, i32, i32Timedelta, i64
+from tests.listeners import listener
 from tests.unit.broker.test_control_entry import call
 
 from catchwater.audit import AUDIT_TOPIC, Event, Line, Trail, lines_of, verify
@@ -40,6 +41,7 @@ from catchwater.wire.errors import ErrorCode
 from catchwater.wire.security.verifiers import verifiers
 
 TOPIC = ResourceType.TOPIC
+LISTENER = listener(protocol="SASL_SSL", mechanisms=("PLAIN",))
 TIMEOUT = i32Timedelta.parse(timedelta(seconds=10))
 
 
@@ -121,12 +123,13 @@ class Audited:
 
     async def send_as(self, user: str, message: Any) -> Any:
         """As the client does, over a connection of this user."""
-        session = Session(self.broker.guard, "10.0.0.1", ["PLAIN"], self.broker.clock)
+        session = Session(self.broker.guard, "10.0.0.1", LISTENER, self.broker.clock)
         session._enter(user)
         from catchwater.wire.messages import decode_reply, encode_request
 
         data = b"".join(encode_request(7, "c", message))
-        later = start(self.broker, self.client.frame(data), "10.0.0.1", session)
+        frame = self.client.frame(data)
+        later = start(self.broker, frame, "10.0.0.1", session, LISTENER.name)
         reply = memoryview(await self.client.reply(later))
         return decode_reply(message.__api_key__, message.__version__, reply)[1]
 
@@ -206,7 +209,7 @@ def test_a_refusal_names_who_what_and_the_rule(audited: Audited, tmp_path: Path)
         await audited.send_as("alice", alter("payments", "1"))
         denied, other, allowed = await audited.lines()
         assert (denied.kind, denied.action, denied.resource, denied.principal, denied.listener) == (
-            "refusal", "DeleteTopics DELETE", "TOPIC payments", "User:alice", "PLAINTEXT"
+            "refusal", "DeleteTopics DELETE", "TOPIC payments", "User:alice", "SASL_SSL"
         )  # fmt: skip
         assert denied.rule == "User:alice DENY DELETE TOPIC payments LITERAL *"
         assert (other.action, other.rule) == ("IncrementalAlterConfigs ALTER_CONFIGS", "no rule")
@@ -252,7 +255,7 @@ def test_a_failed_login_is_a_line(audited: Audited, tmp_path: Path) -> None:
 
     async def scenario() -> None:
         audited.guard(tmp_path)
-        session = Session(audited.broker.guard, "10.0.0.1", ["PLAIN"], audited.broker.clock)
+        session = Session(audited.broker.guard, "10.0.0.1", LISTENER, audited.broker.clock)
 
         async def at_once(seconds: float) -> None: ...
 

@@ -11,7 +11,8 @@ from catchwater.broker.access import Guard, Rule, change, with_rule, with_user
 from catchwater.broker.broker import Broker
 from catchwater.broker.control.app import create_app
 from catchwater.broker.gate import ResourceType
-from catchwater.wire.security.verifiers import verifiers
+from catchwater.broker.tokens import Known
+from catchwater.wire.security.verifiers import NotProved, verifiers
 
 TOPIC, PIPELINE = ResourceType.TOPIC, ResourceType.TRANSACTIONAL_ID
 RULES = [
@@ -146,3 +147,20 @@ async def test_a_name_that_is_not_ours_is_refused(broker: Broker, host: str, sta
 def test_every_path_declares_what_it_asks(broker: Broker) -> None:
     for route in create_app(broker).routes:
         assert route.endpoint.__qualname__ == "entry.<locals>.serve", route
+
+
+async def test_a_token_names_its_user_as_at_the_kafka_port(guarded: Broker) -> None:
+    class Tokens:
+        def check(self, token: str) -> Known:
+            if token != "alices":
+                raise NotProved("no token")
+            return Known("alice", 60.0)
+
+    assert guarded.guard is not None
+    path = "/api/v1/topics/open"
+    status, *_ = await call(guarded, "GET", path, authorization="Bearer alices")
+    assert status == 401, "without a provider there are no tokens"
+    guarded.guard.tokens = Tokens()  # type: ignore[assignment]
+    for token, expected in (("alices", 404), ("others", 401)):
+        status, *_ = await call(guarded, "GET", path, authorization=f"Bearer {token}")
+        assert status == expected

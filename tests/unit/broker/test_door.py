@@ -5,9 +5,12 @@ import errno
 import logging
 import os
 import socket
+import ssl
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.certificates import certificate
 
 from catchwater.broker import door
 from catchwater.broker.pressure import AT_ONCE
@@ -103,3 +106,58 @@ async def test_a_closed_door_lets_nobody_in(bound, opened) -> None:
     opened().close()
     with pytest.raises(OSError):
         client(bound)
+
+
+@pytest.fixture
+def encrypted(bound: Bound, tmp_path: Path):
+    """A door that asks for TLS, and the context of its clients."""
+    pem, ca = certificate(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pem)
+    Greeting.made = []
+
+    def encrypted() -> tuple[door.Door, ssl.SSLContext]:
+        made = door.Door(bound, Greeting, lambda: context)
+        return made, ssl.create_default_context(cafile=str(ca))
+
+    return encrypted
+
+
+async def test_silent_connections_take_no_place_from_those_that_speak_tls(
+    bound: Bound, encrypted: Any
+) -> None:
+    entrance, context = encrypted()
+    silent = [client(bound) for _ in range(120)]
+
+    def greeted() -> bytes:
+        with context.wrap_socket(client(bound), server_hostname="localhost") as connection:
+            return connection.recv(5)
+
+    async with asyncio.timeout(60):
+        for _ in range(3):
+            assert await asyncio.to_thread(greeted) == b"hello"
+    closed = 0
+    for each in silent:
+        each.setblocking(False)
+        try:
+            closed += each.recv(1) == b""
+        except BlockingIOError:
+            pass
+        except ConnectionResetError:
+            closed += 1
+        each.close()
+    assert closed >= len(silent) - door.MOST_SILENT
+    entrance.close()
+    for transport in Greeting.made:
+        transport.abort()  # type: ignore[attr-defined]
+    await asyncio.sleep(0)
+
+
+async def test_a_silent_connection_is_given_up_in_time(
+    bound: Bound, encrypted: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "HANDSHAKE_S", 0.05)
+    entrance, _ = encrypted()
+    with client(bound) as silent:
+        assert await read(silent) == b""
+    entrance.close()

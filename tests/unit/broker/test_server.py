@@ -12,6 +12,7 @@ from kio.schema.fetch.v4.request import FetchRequest, FetchTopic
 from kio.schema.heartbeat.v0.request import HeartbeatRequest
 from kio.schema.produce.v9 import request as v9
 from kio.static.primitive import i32Timedelta
+from tests.listeners import listener
 
 from catchwater.broker import pressure
 from catchwater.broker import server as server_module
@@ -25,6 +26,7 @@ LARGE = encode_batch([(b"k", bytes(280_000), 1_700_000_000_000, ())])
 """Bytes, not records: these would be looked into in a thread."""
 
 MIB = 2**20
+LISTENER = listener()
 
 
 class PipeTransport(asyncio.Transport):
@@ -94,7 +96,7 @@ def connect(server: Server):
 
     def connect(host: str = "10.0.0.1") -> tuple[Connection, PipeTransport]:
         transport = PipeTransport(host)
-        connection = Connection(server)
+        connection = Connection(server, LISTENER)
         transport.protocol = connection
         connection.connection_made(transport)
         made.append((connection, transport))

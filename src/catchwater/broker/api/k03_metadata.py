@@ -82,7 +82,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> MetadataReply:
                 if call.may(_DESCRIBE, wanted.name):
                     call.may(_CREATE, wanted.name)
             await turns.after(1 + len(answer.partitions))
-    brokers = [MetadataBroker(row.id, row.host, row.port, row.zone or None) for row in listed]
+    brokers = [MetadataBroker(row.id, *call.place(row), row.zone or None) for row in listed]
     ids = [row.id for row in near]
     mine = broker.config.node_id
     controller = mine if mine in ids else ids[0]

@@ -41,8 +41,7 @@ def _coordinator(broker: Broker, call: Call, key_type: int, key: str) -> dict[st
         "error_code": ErrorCode.NONE,
         "error_message": None,
         "node_id": row.id,
-        "host": row.host,
-        "port": row.port,
+        **call.place(row)._asdict(),
     }
 
 

@@ -36,8 +36,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
         "brokers": [
             {
                 "broker_id": row.id,
-                "host": row.host,
-                "port": row.port,
+                **call.place(row)._asdict(),
                 "rack": row.zone or None,
                 "is_fenced": False,
             }

@@ -22,6 +22,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from catchwater.broker.access import Guard
 from catchwater.broker.audit import Client
 from catchwater.broker.broker import Broker
 from catchwater.broker.control.replies import Refusal
@@ -147,23 +148,32 @@ async def _caller(broker: Broker, request: Request, asks: Asks) -> Caller:
     guard = broker.guard
     if guard is None or shown is None or isinstance(asks, ByUrl):
         return Caller(ANONYMOUS, broker.gate_of(ANONYMOUS, host), host)
-    kind, _, token = shown.partition(" ")
     try:
-        user, colon, password = base64.b64decode(token, validate=True).decode().partition(":")
-        if kind.lower() != "basic" or not colon:
-            raise NotProved("Users log in by HTTP Basic.")
-        await asyncio.to_thread(guard.check_password, user, password)
+        principal = f"User:{await asyncio.to_thread(_user, guard, shown)}"
     except (binascii.Error, ValueError, NotProved) as error:
         message = "User name or password is wrong."
         raise Refusal(401, "NOT_AUTHENTICATED", message) from error
-    principal = f"User:{user}"
     return Caller(principal, broker.gate_of(principal, host), host)
+
+
+def _user(guard: Guard, shown: str) -> str:
+    """Who shows this; blocks for some milliseconds. Raises `NotProved` and ValueError."""
+    kind, _, token = shown.partition(" ")
+    if kind.lower() == "bearer" and guard.tokens is not None:
+        return guard.tokens.check(token.strip()).user
+    user, colon, password = base64.b64decode(token, validate=True).decode().partition(":")
+    if kind.lower() != "basic" or not colon:
+        raise NotProved("Users log in by HTTP Basic or a token.")
+    guard.check_password(user, password)
+    return user
 
 
 def _names(broker: Broker) -> frozenset[str]:
     """The names by which clients may call this broker."""
     more = (each.strip() for each in broker.config.catchwater_control_hosts.split(","))
-    ours = (broker.config.catchwater_control_listener.host, broker.kafka_address.host)
+    ours = [broker.config.catchwater_control_listener.host, broker.kafka_address.host]
+    for listener in broker.config.kafka_listeners:
+        ours.append((listener.advertised or listener.address).host)
     url = urlsplit(broker.control_url).hostname or ""
     return frozenset(map(str.lower, (*more, *ours, url, socket.gethostname(), "localhost", "")))
 

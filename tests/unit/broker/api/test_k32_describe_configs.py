@@ -37,7 +37,7 @@ async def test_the_brokers_settings_lead_to_the_control_api(client) -> None:
     values = {c.name: c.value for c in result.configs}
     assert values["num.partitions"] == "2"
     assert values["auto.create.topics.enable"] == "true"
-    assert values["listeners"] == "127.0.0.1:9092"
+    assert values["listeners"] == "PLAINTEXT://127.0.0.1:9092"
 
 
 async def test_a_topics_settings_show_where_they_come_from(client) -> None:

@@ -1,0 +1,97 @@
+"""Names in certificates, Kafka's rules over them, and files that change."""
+
+import os
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.certificates import certificate
+
+from catchwater.broker.tls import Certificate, NoName, distinguished_name, mapping
+from catchwater.config import ConfigError
+
+
+def subject(*parts: tuple[str, str]) -> dict[str, Any]:
+    return {"subject": tuple((part,) for part in parts)}
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        ((("countryName", "DE"), ("organizationName", "Acme")), "O=Acme,C=DE"),
+        ((("commonName", "a,O=Admin"),), r"CN=a\,O\=Admin"),
+        ((("commonName", "a\nCN=admin"),), r"CN=a\0ACN\=admin"),
+        ((("commonName", 'q"+<>;\\#'),), r"CN=q\"\+\<\>\;\\\#"),
+        ((("commonName", " a "),), r"CN=\ a\ "),
+        ((("commonName", "ä"),), "CN=ä"),
+        ((("emailAddress", "a@b"),), "1.2.840.113549.1.9.1=#1603614062"),
+        ((("userId", "u"), ("domainComponent", "d")), "DC=d,UID=u"),
+    ],
+)  # fmt: skip
+def test_a_name_is_written_as_java_writes_it(
+    parts: tuple[tuple[str, str], ...], expected: str
+) -> None:
+    assert distinguished_name(subject(*parts)) == expected
+
+
+def test_parts_of_one_place_stand_together() -> None:
+    both = {"subject": ((("commonName", "a"), ("userId", "b")),)}
+    assert distinguished_name(both) == "CN=a+UID=b"
+
+
+@pytest.mark.parametrize(
+    ("rules", "name", "expected"),
+    [
+        ("DEFAULT", "CN=a,O=b", "CN=a,O=b"),
+        ("", "CN=a", "CN=a"),
+        ("RULE:^CN=(.*?),OU=ServiceUsers.*$/$1/", "CN=svc,OU=ServiceUsers,O=x", "svc"),
+        ("RULE:^CN=(.*?),OU=(.*?),O=(.*?)$/$1@$2/L,DEFAULT", "CN=Adm,OU=Acme,O=x", "adm@acme"),
+        ("RULE:^CN=(.*)$/$1/U", "CN=ann", "ANN"),
+        ("RULE:^OU=x$/y/, RULE:^.*[Cc][Nn]=([a-z.]*).*$/$1/L, DEFAULT", "O=b,CN=ann.b", "ann.b"),
+        (r"RULE:^CN=a\/b$/slash/", "CN=a/b", "slash"),
+    ],
+)
+def test_the_first_rule_that_fits_makes_the_user(rules: str, name: str, expected: str) -> None:
+    assert mapping(rules)(name) == expected
+
+
+def test_nobody_writes_another_s_name_into_a_certificate() -> None:
+    """B10: a comma or a newline in a name is none of the separators."""
+    rules = mapping("RULE:^CN=([^,]*),O=Acme$/$1/")
+    for common in ("admin,O=Acme", "admin\nO=Acme", "x,CN=admin,O=Acme"):
+        with pytest.raises(NoName):
+            rules(distinguished_name(subject(("organizationName", "Evil"), ("commonName", common))))
+
+
+@pytest.mark.parametrize("rules", ["RULE:", "RULE:a/b", "RULE:(/x/", "WHAT", "DEFAULT DEFAULT"])
+def test_rules_that_cannot_be_read_are_refused(rules: str) -> None:
+    with pytest.raises(ConfigError, match=r"ssl\.principal\.mapping\.rules"):
+        mapping(rules)
+
+
+def test_without_a_rule_that_fits_nobody_is_named() -> None:
+    with pytest.raises(NoName):
+        mapping("RULE:^CN=x$/x/")("CN=y")
+
+
+def test_clients_certificates_are_asked_for_again_when_their_authorities_change(
+    tmp_path: Path,
+) -> None:
+    pem, ca = certificate(tmp_path)
+    _, other = certificate(tmp_path, "other")
+    used = Certificate(pem, ca, "required")
+    assert used.context.verify_mode is ssl.CERT_REQUIRED
+    assert used.context.options & ssl.OP_NO_TICKET and used.context.num_tickets == 0
+    before = used.context
+    used.refresh()
+    assert (used.version, used.context) == (0, before)
+    whole = ca.read_bytes()
+    ca.write_text("no certificate")
+    used.refresh()
+    assert (used.version, used.context) == (0, before), "a bad file is not used"
+    os.replace(other, ca)
+    used.refresh()
+    assert used.version == 1 and used.context is not before
+    assert len(used.context.get_ca_certs()) == 1
+    assert whole != ca.read_bytes()
