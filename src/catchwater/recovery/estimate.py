@@ -79,8 +79,6 @@ class Pace(msgspec.Struct, frozen=True):
 
     input_per_s: float = 0.0
     """Of the last minute."""
-    longer_per_s: float = 0.0
-    """Of the last five minutes. A burst that is over may come again: so it is in the error bar."""
     busy_per_s: float = 0.0
     """While an epoch was under way; 0: not measured. A lower bound of what it can do."""
     saturated: bool = False
@@ -94,6 +92,8 @@ class Pace(msgspec.Struct, frozen=True):
     work_per_s: float = 0.0
     """While functions and sinks were at work; 0: not measured. What else an epoch takes hardly
     depends on its records, so this is what a larger one would do."""
+    longer_per_s: float = 0.0
+    """Of the last five minutes. A burst that is over may come again: so it is in the error bar."""
 
 
 class Infrastructure(msgspec.Struct, frozen=True):
@@ -242,7 +242,6 @@ def estimate(
     capacity, basis = _capacity(constants, pace)
     spread = _spread(recent, constants)
     arriving = pace.input_per_s
-    at_most = max(arriving, pace.longer_per_s)
 
     def caught_up_s(
         tail: float, slower: float, state_bytes: int = state_bytes, arriving: float = arriving
@@ -257,7 +256,11 @@ def estimate(
     tail = replay_records + arriving * pace.interval_s / 2
     seconds = caught_up_s(tail, 1.0)
     low_s = caught_up_s(replay_records, max(1 - spread, 1e-9))
-    high_s = caught_up_s(replay_records + at_most * pace.interval_s, 1 + spread, arriving=at_most)
+    ends_s = [
+        caught_up_s(replay_records + rate * pace.interval_s, 1 + spread, arriving=rate)
+        for rate in (arriving, max(arriving, pace.longer_per_s))
+    ]
+    high_s = None if None in ends_s else max(each for each in ends_s if each is not None)
     replay_s = None if seconds is None else seconds - constants.down_s(state_bytes)
     return Estimate(
         seconds=_rounded(seconds),
@@ -458,7 +461,7 @@ class PaceMeter:
         """As far as it is known."""
         input_per_s, longer_per_s = (self._input_per_s(each) for each in (NOW_MS, WINDOW_MS))
         if not self._epochs:
-            return Pace(input_per_s, longer_per_s)
+            return Pace(input_per_s, longer_per_s=longer_per_s)
         records = sum(each.records for each in self._epochs)
         busy_ms = sum(each.busy_ms for each in self._epochs)
         first = self._epochs[0]

@@ -219,7 +219,7 @@ samples_drawn = st.lists(
 paces = st.builds(
     Pace, st.floats(0, 10**6), st.floats(0, 10**6), st.booleans(), st.just(False),
     st.floats(0, 600),
-    st.floats(0, 60), st.floats(0, 10**6),
+    st.floats(0, 60), st.floats(0, 10**6), st.floats(0, 10**6),
 )  # fmt: skip
 
 
