@@ -53,7 +53,13 @@ NEVER = (
     "torn-contract",
 )
 """One of these makes a history fail."""
-ALLOWED = ("G0", "int-send-skip", "rebalance-poll-skip", "rebalance-nonmonotonic-poll")
+ALLOWED = (
+    "G0",
+    "int-send-skip",
+    "rebalance-poll-skip",
+    "rebalance-nonmonotonic-poll",
+    "poll-hw-regression",
+)
 """What Kafka allows: counted, never a failure."""
 EXAMPLES = 3
 
@@ -247,10 +253,10 @@ class _Checker:
         head = poll.high_watermark
         if head is None:
             return
-        least = max(self._heads.get(reader, 0), poll.records[-1][0] + 1 if poll.records else 0)
-        if head < least:
-            what = f"{partition.name}: a poll gave the watermark {head} after {least}"
-            self._report("hw-regression", what, (number,))
+        own, before = poll.records[-1][0] + 1 if poll.records else 0, self._heads.get(reader, 0)
+        if head < max(own, before):
+            what = f"{partition.name}: a poll gave the watermark {head} after {max(own, before)}"
+            self._report("hw-regression" if head < own else "poll-hw-regression", what, (number,))
         self._heads[reader] = head
         partition.floor = max(partition.floor, head)
 
