@@ -61,6 +61,9 @@ SLICES: dict[str, Slice] = {
     "slow-lives": Slice(
         (_slow(*_e2e("sink_lives", "ways_back", "rebuild_steps", "readiness", "explained")),)
     ),
+    "slow-watched": Slice(
+        (_slow("tests/browser", *_e2e("status", "typed_events")),), ("chromium:chromium",)
+    ),
     "slow-runs": Slice(
         (_slow(*_e2e("pipeline", "one_url", "sinks", "supervisor", "versions", "calls")),)
     ),

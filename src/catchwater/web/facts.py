@@ -16,11 +16,13 @@ import msgspec
 from prometheus_client.registry import Collector
 
 from catchwater.broker.broker import Broker
+from catchwater.broker.lags import Lag
 from catchwater.broker.metrics import SECONDS
 from catchwater.broker.metrics import Times as Counted
 from catchwater.catalog.rows import BrokerRow, OpenTxnRow, Pin, ReportRow, StorageRow, Topic, TxnRow
 from catchwater.clock import Clock
-from catchwater.verdicts import Freshness, Lag, PipelineStatus, Verdict, as_seen
+from catchwater.verdicts import Freshness, PipelineStatus, Verdict, as_seen
+from catchwater.verdicts import Lag as PipelineLag
 from catchwater.wal.base import WalDescription
 
 T = TypeVar("T")
@@ -29,6 +31,7 @@ FRESH_S = 2.0
 _NEW_S = 0.2
 """What is not known by its name is looked for again, unless there was a look as lately as that."""
 MAX_GROUPS = 1_000
+_GROUPS_AT_ONCE = 100
 _AT_ONCE = 500
 """Partitions that are looked at in one turn of the event loop."""
 
@@ -99,8 +102,6 @@ class GroupFact(NamedTuple):
     topics: int
     lag: int
     lag_s: float | None
-    committed_ms: int
-    """Of its newest position; -1: it has none."""
     lags: Mapping[str, int] = {}
     """By topic, records."""
 
@@ -279,43 +280,33 @@ class Facts:
 
     async def _look_at_groups(self, before: list[GroupFact] | None) -> list[GroupFact]:
         held = self.broker.groups
-        names = {*held.groups, *held.consumer_groups, *await self._log.groups()}
+        lags: dict[str, list[Lag]] = {}
+        for lag in (await self.broker.lags.look()).lags:
+            lags.setdefault(lag.group, []).append(lag)
+        names = {*held.groups, *held.consumer_groups, *lags}
         found = []
-        for name in islice(sorted(names), self.broker.config.catchwater_metrics_max_groups):
-            positions = await self.positions(name)
+        for at, name in enumerate(islice(sorted(names), MAX_GROUPS)):
+            if at % _GROUPS_AT_ONCE == _GROUPS_AT_ONCE - 1:
+                await self.broker.clock.sleep(0)
             state, protocol, members = self._state(name)
-            found.append(
-                GroupFact(
-                    name, state, protocol, members, len(positions),
-                    len({each.topic for each in positions}),
-                    sum(each.lag for each in positions),
-                    _oldest(positions),
-                    max((each.committed_ms for each in positions), default=-1),
-                    _by_topic(positions),
-                )
-            )  # fmt: skip
+            found.append(_group_fact(name, state, protocol, members, lags.get(name, ())))
         return found
 
     async def positions(self, group: str) -> list[PositionFact]:
         """Where a group stands, partition by partition."""
         found = []
-        committed = await self._log.committed(group)
-        known = await self.broker.lags.of(group)
-        for at, ((name, partition), commit) in enumerate(sorted(committed.items())):
-            if at % _AT_ONCE == _AT_ONCE - 1:
-                await self.broker.clock.sleep(0)
-            topic = self._log.topics.get(name)
-            if topic is None or partition >= topic.partitions:
-                continue
-            end = self._log.state((topic.id, partition)).high_watermark
-            lag = max(0, end - commit.offset)
-            late_s = None if lag else 0.0
-            seen = known.get((name, partition))
-            if seen is not None and seen.offset == commit.offset:
-                lag, late_s = seen.records, seen.seconds
-            found.append(
-                PositionFact(name, partition, commit.offset, end, lag, late_s, commit.committed_ms)
-            )
+        lags = await self.broker.lags.of(group)
+        for (name, partition), commit in sorted((await self._log.committed(group)).items()):
+            lag, topic = lags.get((name, partition)), self._log.topics.get(name)
+            if lag is not None and topic is not None:
+                state = self._log.state_if_there((topic.id, partition))
+                end = commit.offset if state is None else state.high_watermark
+                found.append(
+                    PositionFact(
+                        name, partition, commit.offset, end, lag.records, lag.seconds,
+                        commit.committed_ms,
+                    )
+                )  # fmt: skip
         return found
 
     def _state(self, name: str) -> tuple[str, str, int]:
@@ -431,20 +422,25 @@ def report_of(row: ReportRow, now_ms: int) -> PipelineStatus:
         unknown = Verdict("unknown", f"Its report cannot be read: {problem}.", "")
         return PipelineStatus(
             row.name, "unknown", unknown, unknown, unknown, row.received_ms, "",
-            Lag(unknown="its report cannot be read"), Freshness(0.0, False),
+            PipelineLag(unknown="its report cannot be read"), Freshness(0.0, False),
         )  # fmt: skip
 
 
-def _by_topic(positions: Iterable[PositionFact]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for each in positions:
-        found[each.topic] = found.get(each.topic, 0) + each.lag
-    return found
+def _group_fact(
+    name: str, state: str, protocol: str, members: int, lags: Sequence[Lag]
+) -> GroupFact:
+    by_topic: Counter[str] = Counter()
+    for lag in lags:
+        by_topic[lag.topic] += lag.records
+    return GroupFact(
+        name, state, protocol, members, len(lags), len(by_topic), by_topic.total(), _oldest(lags),
+        dict(by_topic),
+    )  # fmt: skip
 
 
-def _oldest(positions: Iterable[PositionFact]) -> float | None:
-    """The largest lag in seconds; None where one that lags is not known."""
-    ages = [each.lag_s for each in positions]
+def _oldest(lags: Iterable[Lag]) -> float | None:
+    """The largest lag in seconds; None where that of a partition is not known."""
+    ages = [each.seconds for each in lags]
     known = [age for age in ages if age is not None]
     return None if len(known) < len(ages) else max(known, default=0.0)
 

@@ -298,11 +298,6 @@ def groups(found: Sequence[GroupFact], asked: Asked, now_ms: int) -> View:
             lambda g: Cell(_lag_s(g.lag, g.lag_s) if g.partitions else words.DASH),
             lambda g: g.lag_s if g.lag_s is not None else float("inf"),
         ),
-        Sorted(
-            Column("last commit", "committed", right=True),
-            lambda g: Cell(words.ago(g.committed_ms, now_ms)),
-            lambda g: g.committed_ms,
-        ),
     ]
     empty = "No group has members or positions."
     table = listed(found, columns, asked, "-lag", empty, lambda g: g.name)
@@ -350,7 +345,10 @@ def group(seen: GroupSeen, asked: Asked, now_ms: int) -> View:
             mark="unknown" if fact.lag_s is None else "",
             note="age of the oldest record that it has not committed",
         ),
-        Line("last commit", words.ago(fact.committed_ms, now_ms)),
+        Line(
+            "last commit",
+            words.ago(max((p.committed_ms for p in seen.positions), default=-1), now_ms),
+        ),
     ]
     reset = [
         Command(
