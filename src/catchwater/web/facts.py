@@ -104,6 +104,8 @@ class GroupFact(NamedTuple):
     lag_s: float | None
     lags: Mapping[str, int] = {}
     """By topic, records."""
+    promise_s: float | None = None
+    """How old the oldest record may be that it has not read; None: nothing was promised."""
 
 
 class Times(NamedTuple):
@@ -279,7 +281,7 @@ class Facts:
         return None
 
     async def _look_at_groups(self, before: list[GroupFact] | None) -> list[GroupFact]:
-        held = self.broker.groups
+        held, promises = self.broker.groups, self.broker.lags.promises
         lags: dict[str, list[Lag]] = {}
         for lag in (await self.broker.lags.look()).lags:
             lags.setdefault(lag.group, []).append(lag)
@@ -289,7 +291,8 @@ class Facts:
             if at % _GROUPS_AT_ONCE == _GROUPS_AT_ONCE - 1:
                 await self.broker.clock.sleep(0)
             state, protocol, members = self._state(name)
-            found.append(_group_fact(name, state, protocol, members, lags.get(name, ())))
+            fact = _group_fact(name, state, protocol, members, lags.get(name, ()))
+            found.append(fact._replace(promise_s=promises.get(name, promises.get("*"))))
         return found
 
     async def positions(self, group: str) -> list[PositionFact]:

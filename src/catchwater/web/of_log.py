@@ -295,7 +295,9 @@ def groups(found: Sequence[GroupFact], asked: Asked, now_ms: int) -> View:
         ),
         Sorted(
             Column("in seconds", "seconds", right=True),
-            lambda g: Cell(_lag_s(g.lag, g.lag_s) if g.partitions else words.DASH),
+            lambda g: Cell(
+                _lag_s(g.lag, g.lag_s) if g.partitions else words.DASH, mark=_promised(g)
+            ),
             lambda g: g.lag_s if g.lag_s is not None else float("inf"),
         ),
     ]
@@ -317,6 +319,15 @@ def _state_cell(group: GroupFact) -> Cell:
         return Cell("not known here", mark="unknown")
     is_moving = group.state not in ("Stable", "Empty", "Dead")
     return Cell(group.state, mark="warn" if is_moving else "ok" if group.members else "")
+
+
+def _promised(group: GroupFact) -> Mark:
+    """Its lag against what was promised of it, if anything was."""
+    if group.promise_s is None or not group.partitions:
+        return ""
+    if group.lag_s is None:
+        return "unknown"
+    return "fail" if group.lag_s > group.promise_s else "ok"
 
 
 def _lag_s(lag: int, lag_s: float | None) -> str:
@@ -342,8 +353,9 @@ def group(seen: GroupSeen, asked: Asked, now_ms: int) -> View:
         Line(
             "in seconds",
             _lag_s(fact.lag, fact.lag_s),
-            mark="unknown" if fact.lag_s is None else "",
-            note="age of the oldest record that it has not committed",
+            mark=_promised(fact) or ("unknown" if fact.lag_s is None else ""),
+            note="age of the oldest record that it has not committed"
+            + ("" if fact.promise_s is None else f"; {words.span(fact.promise_s)} promised"),
         ),
         Line(
             "last commit",

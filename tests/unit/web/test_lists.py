@@ -3,7 +3,7 @@
 import pytest
 
 from catchwater.web import of_log, words
-from catchwater.web.facts import TopicFact
+from catchwater.web.facts import GroupFact, TopicFact
 from catchwater.web.view import PAGE_ROWS, Asked, Table, query_of
 
 NOW_MS = 1_790_000_000_000
@@ -46,6 +46,20 @@ def test_a_link_to_another_page_keeps_the_order_and_the_search() -> None:
     paging = shown(Asked("records", True, 1, "a&b")).paging
     assert paging is not None
     assert query_of(paging, page=2) == "?sort=records&order=desc&page=2&find=a%26b"
+
+
+@pytest.mark.parametrize(
+    ("lag_s", "promise_s", "mark"),
+    [(5.0, 30.0, "ok"), (31.0, 30.0, "fail"), (None, 30.0, "unknown"), (31.0, None, "")],
+)
+def test_a_group_is_held_against_what_was_promised(
+    lag_s: float | None, promise_s: float | None, mark: str
+) -> None:
+    group = GroupFact("g", "Stable", "consumer", 1, 4, 1, 10, lag_s, {"t": 10}, promise_s)
+    table = of_log.groups([group], Asked(), NOW_MS).panels[0].table
+    assert table is not None
+    (row,) = table.rows
+    assert row[5].mark == mark
 
 
 @pytest.mark.parametrize(
