@@ -181,6 +181,7 @@ class BrokerConfig:
     catchwater_wal_dir: Path | None = None
     catchwater_wal_linger_ms: int = 150
     catchwater_session_timeout_ms: int = LogConfig.session_ms
+    catchwater_lagging_quota_bytes_per_second: int = 256 * 1024 * 1024
     catchwater_replay_quota_bytes_per_second: int = -1
     catchwater_replay_quota_overrides: str = ""
     catchwater_metrics_max_lags: int = 20_000
@@ -280,6 +281,7 @@ _LEAST = {
     "catchwater.replay.quota.bytes.per.second": -1,
     "catchwater.metrics.max.lags": 0,
     "catchwater.metrics.max.groups": 0,
+    "catchwater.lagging.quota.bytes.per.second": -1,
     "catchwater.audit.retention.ms": 60_000,
 }
 """The smallest value of each key; 0 if it is not listed."""
@@ -395,6 +397,11 @@ def group_promises(text: str) -> dict[str, float]:
 
 def _check_quotas(config: BrokerConfig) -> None:
     """Refuse a rate of 0, at which nothing could be read."""
+    if config.catchwater_lagging_quota_bytes_per_second == 0:
+        raise ConfigError(
+            "catchwater.lagging.quota.bytes.per.second is 0: who lags behind could read nothing.",
+            hint="Set it to -1 for no limit, or to what may be read in a second.",
+        )
     named = {"everybody": config.catchwater_replay_quota_bytes_per_second}
     for account, rate in (named | replay_quotas(config.catchwater_replay_quota_overrides)).items():
         if rate == 0:

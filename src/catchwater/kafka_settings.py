@@ -58,8 +58,9 @@ _ONLY: Sequence[tuple[str, frozenset[str], str]] = (
     ("remote.log.storage.system.enable", frozenset({"false"}),
      "history lies in catchwater.objects, and no plug-in stores it"),
     ("max.connections.per.ip.overrides", frozenset({""}), "all addresses have one bound"),
-    ("quota.*", frozenset(), "there are no quotas but those of replays"),
-    ("client.quota.callback.class", frozenset({""}), "there are no quotas but those of replays"),
+    ("quota.*", frozenset(), "quotas are set over the protocol: kafka-configs"),
+    ("client.quota.callback.class", frozenset({""}),
+     "quotas are set over the protocol: kafka-configs"),
 )  # fmt: skip
 _NO_RULES = "there are rules as soon as super.users names somebody (docs/security.md)"
 _WITH_RULES = "what no rule allows is denied as soon as super.users names somebody"

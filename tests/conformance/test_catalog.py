@@ -34,6 +34,7 @@ from catchwater.catalog.rows import (
     PartitionRow,
     Pin,
     ProducerRow,
+    QuotaRow,
     ReportRow,
     RuleRow,
     RunRow,
@@ -219,6 +220,21 @@ def test_users_and_rules_are_changed_one_after_the_other(open_catalog: Open) -> 
     with pytest.raises(CatchwaterError, match="not this"):
         catalog.change_access(refuse).result(5)
     assert open_catalog().access() == catalog.access()
+
+
+def test_quotas_are_set_replaced_and_removed(open_catalog: Open) -> None:
+    catalog = open_catalog()
+    rows = [
+        QuotaRow("alice", None, "producer_byte_rate", 1.5),
+        QuotaRow("", "*", "producer_byte_rate", 2.0),
+        QuotaRow(None, "=c", "consumer_byte_rate", 3.0),
+        QuotaRow(None, "", "consumer_byte_rate", 4.0),
+    ]
+    catalog.change_client_quotas(rows).result(5)
+    assert sorted(catalog.client_quotas(), key=repr) == sorted(rows, key=repr)
+    gone, other = rows[0]._replace(value=None), rows[1]._replace(value=9.0)
+    catalog.change_client_quotas([gone, other]).result(5)
+    assert sorted(open_catalog().client_quotas(), key=repr) == sorted([other, *rows[2:]], key=repr)
 
 
 def test_pins_are_set_replaced_and_released(open_catalog: Open) -> None:
@@ -670,6 +686,7 @@ def test_a_state_taken_from_one_catalog_fills_an_empty_one_of_any_kind(
     rule = RuleRow("User:a", "ALLOW", "READ", "TOPIC", "t", "LITERAL", "*")
     kept = VerifierRow("a", "SCRAM-SHA-256", "c2FsdA==", 4096, "a2V5", "a2V5")
     source.change_access(lambda now: now._replace(rules=[rule], verifiers=[kept])).result(5)
+    source.change_client_quotas([QuotaRow("a", None, "producer_byte_rate", 1.5)]).result(5)
     epoch = source.claim_group("g", None).result(5).epoch
     empty = GroupChanges(1, "gone", {}, True, True)
     source.keep_group("g", empty, claim_epoch=epoch).result(5)

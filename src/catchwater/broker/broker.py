@@ -35,9 +35,16 @@ from catchwater.broker.gate import (
 from catchwater.broker.lags import GroupLags
 from catchwater.broker.login import Session
 from catchwater.broker.metrics import Metrics
-from catchwater.broker.quotas import ConfiguredLimits, ReplayQuotas
+from catchwater.broker.quotas import (
+    ConfiguredLimits,
+    Entity,
+    Meter,
+    Quotas,
+    ReplayQuotas,
+    Settings,
+)
 from catchwater.catalog.errors import CatalogRetriable
-from catchwater.catalog.rows import BrokerRow, Topic
+from catchwater.catalog.rows import BrokerRow, QuotaRow, Topic
 from catchwater.clock import Clock
 from catchwater.config import Address, BrokerConfig, replay_quotas
 from catchwater.log.log import Log
@@ -80,6 +87,8 @@ class Broker:
     replay_quotas: ReplayQuotas = field(init=False)
     """The accounts from which replays pay for what they read from storage."""
 
+    quotas: Quotas = field(init=False)
+    """What clients may take in a second."""
     fetch_sessions: FetchSessions = field(init=False)
     lags: GroupLags = field(init=False)
     """How far consumer groups are behind."""
@@ -89,9 +98,12 @@ class Broker:
         slots = config.max_incremental_fetch_session_cache_slots
         self.fetch_sessions = FetchSessions(slots, self.clock)
         self.lags = GroupLags(self)
+        lagging = config.catchwater_lagging_quota_bytes_per_second
+        self.quotas = Quotas(self.clock, self.metrics, lagging)
         limits = ConfiguredLimits(
             config.catchwater_replay_quota_bytes_per_second,
             replay_quotas(config.catchwater_replay_quota_overrides),
+            self.quotas,
         )
         self.replay_quotas = ReplayQuotas(limits, self.clock)
 
@@ -121,6 +133,21 @@ class Broker:
         topic_id = getattr(wanted, "topic_id", None)
         name = getattr(wanted, "name", None)
         return self.find_topic(name, topic_id.bytes if topic_id else NO_TOPIC_ID)
+
+    async def refresh_quotas(self) -> None:
+        """Take over the quotas of clients as they are now. Raises `CatalogUnavailable`."""
+        found: dict[Entity, dict[str, float]] = {}
+        for row in await self.log.client_quotas():
+            entity = Entity(row.user_name, row.client_id)
+            found.setdefault(entity, {})[row.key] = row.value or 0.0
+        if found != self.quotas.settings.values:
+            self.quotas.settings = Settings(found)
+
+    async def change_quotas(self, entity: Entity, changes: Mapping[str, float | None]) -> None:
+        """Set or remove quotas of an entity. Raises what every change of the catalog raises."""
+        rows = [QuotaRow(entity.user, entity.client_id, *each) for each in changes.items()]
+        await self.log.change_client_quotas(rows)
+        await self.refresh_quotas()
 
     def gate_of(self, principal: str, host: str) -> Gate:
         """What lets a principal pass that comes from this host; to be kept for its connection."""
@@ -176,6 +203,8 @@ class Call(msgspec.Struct, frozen=True):
     audit: Audit | None = None
     api_name: str = ""
     listener: str = ""
+    meter: Meter | None = None
+    """Where the client may have a quota."""
 
     def may(self, ask: ByHandler, name: str = THE_CLUSTER.name) -> bool:
         """Whether the gate allows what the handler's API declares it asks, for this resource.
@@ -233,7 +262,7 @@ class Later:
     """
 
     __slots__ = (
-        *("_encode", "_result", "api", "is_done"),
+        *("_encode", "_result", "api", "is_done", "meter"),
         *("size_bytes", "started_s", "when_done"),
     )
 
@@ -246,6 +275,8 @@ class Later:
         self._encode = encode
         self._result: Any = None
         self.is_done = False
+        self.meter: Meter | None = None
+        """Says for how long the connection is not read from, once the reply is encoded."""
         self.when_done: Callable[[], object] = _nobody_waits
 
     def done(self) -> bool:

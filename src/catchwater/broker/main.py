@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple, Protocol, cast
 
 import msgspec
@@ -41,6 +41,7 @@ from catchwater.broker.router import APIS
 from catchwater.broker.server import Server
 from catchwater.broker.tls import Certificate, of_listeners
 from catchwater.broker.tokens import Tokens, check_settings
+from catchwater.catalog.errors import CatalogRetriable
 from catchwater.catalog.rows import BrokerRow
 from catchwater.clock import SYSTEM, Clock
 from catchwater.config import Address, BrokerConfig, CatchwaterError, LogConfig
@@ -345,6 +346,7 @@ async def _serve_log(
             tasks.create_task(server.sweep()),
             tasks.create_task(control_port.sweep()),
             tasks.create_task(_measure_loop_lag(broker)),
+            tasks.create_task(_refresh_quotas(broker)),
             tasks.create_task(_collect_seldom(clock)),
             tasks.create_task(_refresh_security(broker, list(certificates.values()))),
             tasks.create_task(_stop_if_replaced(log, stop)),
@@ -473,6 +475,14 @@ async def _collect_seldom(clock: Clock) -> None:
         await clock.sleep(wait_s)
         gc.collect()
         gc.freeze()
+
+
+async def _refresh_quotas(broker: Broker) -> None:
+    """Look for other quotas of clients once a second: any broker may have changed them."""
+    while True:
+        with suppress(CatalogRetriable):
+            await broker.refresh_quotas()
+        await broker.clock.sleep(1.0)
 
 
 async def _measure_loop_lag(broker: Broker) -> None:

@@ -243,6 +243,12 @@ class Metrics:
         self.connections_closed = self._counter(
             "connections_closed", "Connections that the broker closed on its own.", "reason"
         )
+        self.throttled_seconds = self._counter(
+            "throttled_seconds", "For how long clients were not read from, by their quota.", "quota"
+        )
+        self.lagging_bytes = self._counter(
+            "lagging_bytes", "Bytes that consumers which lag behind had read from storage."
+        )
         self.audited = self._counter(
             "audited", "Refusals, failed logins and actions noted for the audit trail.", "kind"
         )
@@ -310,6 +316,14 @@ class Metrics:
         ):  # fmt: skip
             self._registry.register(_Counts(f"catchwater_{name}", text, label, read))
         self._registry.register(_Appended(written))
+
+    def throttled(self, key: str, seconds: float) -> None:
+        """A client waits so long for this quota."""
+        self.throttled_seconds.labels(key).inc(seconds)
+
+    def lagging(self, size_bytes: int) -> None:
+        """So much was read from storage for a consumer that lags behind."""
+        self.lagging_bytes.inc(size_bytes)
 
     def page(self) -> bytes:
         """The text that Prometheus reads."""

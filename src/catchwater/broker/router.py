@@ -10,21 +10,30 @@ serves; here they become the message of the version that was asked for.
 
 import asyncio
 import pkgutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from datetime import timedelta
 from functools import cache, partial
 from importlib import import_module
 from itertools import islice
 from operator import attrgetter
-from typing import Any, get_args, get_origin
+from typing import Any, Generic, TypeVar, cast, get_args, get_origin
 from uuid import UUID
 
 from catchwater.broker import api as handlers
 from catchwater.broker.api import k18_api_versions
 from catchwater.broker.audit import Audit, differences, seen, shown
 from catchwater.broker.audit import looks as audit_looks
-from catchwater.broker.broker import Api, Broker, Call, Cold, Fields, Later, LaterOf
+from catchwater.broker.broker import (
+    Api,
+    Broker,
+    Call,
+    Cold,
+    Fields,
+    Later,
+    LaterOf,
+    error_fields,
+)
 from catchwater.broker.gate import (
     ANONYMOUS,
     DENIED,
@@ -37,8 +46,11 @@ from catchwater.broker.gate import (
     Whole,
 )
 from catchwater.broker.login import Session
+from catchwater.broker.quotas import MUTATIONS, Meter
+from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
 from catchwater.objects.base import Buffer
+from catchwater.wire.errors import ErrorCode
 from catchwater.wire.frames import Frame, RequestHeader, decode_header
 from catchwater.wire.messages import (
     decode_request,
@@ -88,21 +100,25 @@ def start(
         later = Later(_as_it_is)
         later.set_result(_encode(api, header, 0, k18_api_versions.unsupported(broker)))
     else:
+        principal = ANONYMOUS if session is None else session.principal
+        meter = broker.quotas.meter(principal, header.client_id or "")
         if session is not None:
             session.check(header.api_key)
             call = Call(
                 *(header, client_host, frame, session.principal, session.gate, session),
-                *(broker.audit, api.name, listener),
+                *(broker.audit, api.name, listener, meter),
             )
         elif broker.audit is not None:
             call = Call(
                 *(header, client_host, frame, ANONYMOUS, broker.gate, None, broker.audit),
-                *(api.name, listener),
+                *(api.name, listener, meter),
             )
         else:
             gate = None if type(broker.gate) is AllowAll else broker.gate
-            call = Call(header, client_host, frame, gate=gate, listener=listener)
+            call = Call(header, client_host, frame, gate=gate, listener=listener, meter=meter)
         later = (api.start or _start_cold)(broker, call)
+        if meter is not None:
+            later.meter = meter
     later.api = api
     return later
 
@@ -113,7 +129,39 @@ def _start_cold(broker: Broker, call: Call) -> Later:
         return LaterOf(asyncio.ensure_future(_answer_large(broker, call)), _as_it_is)
     request = decode_request(call.header, call.frame.data)
     call.frame.release()
-    return LaterOf(asyncio.ensure_future(_answer(broker, call, request)), _as_it_is)
+    answer = _answer(broker, call, request)
+    if call.meter is not None:
+        answer = _timed(answer, call.meter, broker.clock)
+    return LaterOf(asyncio.ensure_future(answer), _as_it_is)
+
+
+T = TypeVar("T")
+
+
+async def _timed(work: Coroutine[Any, Any, T], meter: Meter, clock: Clock) -> T:
+    """The coroutine's outcome; its time on the event loop is charged to the meter."""
+    return await _Timed(work, meter, clock)
+
+
+class _Timed(Generic[T]):
+    def __init__(self, work: Coroutine[Any, Any, T], meter: Meter, clock: Clock) -> None:
+        self._work, self._meter, self._clock = work, meter, clock
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        step: Callable[[Any], Any] = self._work.send
+        value: Any = None
+        while True:
+            began_s = self._clock.monotonic_s()
+            try:
+                waits_for = step(value)
+            except StopIteration as end:
+                return cast(T, end.value)
+            finally:
+                self._meter.take_time(self._clock.monotonic_s() - began_s)
+            try:
+                value, step = (yield waits_for), self._work.send
+            except (Exception, asyncio.CancelledError, GeneratorExit) as error:  # noqa: BLE001
+                value, step = error, self._work.throw  # it is the work's to handle
 
 
 async def _answer_large(broker: Broker, call: Call) -> Sequence[Buffer]:
@@ -129,14 +177,83 @@ async def _answer(broker: Broker, call: Call, request: Any) -> Sequence[Buffer]:
     """The reply's bytes; a thread encodes a large one."""
     api = APIS[call.header.api_key]
     assert api.handle is not None
+    if call.meter is not None and api.key in _MUTATING:
+        refused = _refused_mutation(call.meter, api, call, request)
+        if refused is not None:
+            return _encode(api, call.header, call.version, refused)
+        call.meter.take(MUTATIONS, _mutations(broker, api, request))
     if call.gate is None:
         fields = await api.handle(broker, call, request)
     elif call.audit is None:
         fields = await _answer_behind(call.gate, broker, api, call, request)
     else:
         fields = await _answer_audited(call.gate, call.audit, broker, api, call, request)
+    if call.meter is not None:
+        call.meter.take_time(0.0)  # what was charged before, and is not earned yet
+        if call.meter.throttle_ms:
+            fields = _throttled(api, call.version, fields, call.meter.throttle_ms)
     encode = partial(_encode, api, call.header, call.version, fields)
     return await asyncio.to_thread(encode) if _is_large(fields) else encode()
+
+
+_MUTATING: Mapping[int, tuple[int, str]] = {
+    19: (6, "topics"),
+    20: (5, "responses"),
+    37: (3, "results"),
+}
+"""By API key: from which version on a request is refused while the account of mutations is in debt
+(KIP-599); older ones are let through, and wait longer. And where its reply has the refusals."""
+
+
+def _refused_mutation(meter: Meter, api: Api, call: Call, request: Any) -> Fields | None:
+    strict_since, answers = _MUTATING[api.key]
+    if call.version < strict_since or meter.may_mutate():
+        return None
+    items = _named_topics(request)
+    error = error_fields(
+        ErrorCode.THROTTLING_QUOTA_EXCEEDED, "The throttling quota has been exceeded."
+    )
+    named = [{"name": each} if isinstance(each, str) else {"name": each.name} for each in items]
+    if api.key == 20 and call.version >= 6:
+        named = [{"name": each.name, "topic_id": each.topic_id} for each in items]
+    if api.key == 19:
+        error |= {"num_partitions": -1, "replication_factor": -1, "topic_id": None, "configs": []}
+    return {answers: [each | error for each in named], "throttle_time": meter.throttle_ms}
+
+
+def _named_topics(request: Any) -> Sequence[Any]:
+    """The topics of a request that creates, deletes or extends some; names of older versions."""
+    return getattr(request, "topics", None) or getattr(request, "topic_names", None) or ()
+
+
+def _mutations(broker: Broker, api: Api, request: Any) -> int:
+    """How many partitions the request creates or deletes."""
+    if getattr(request, "validate_only", False):
+        return 0
+    count = 0
+    for each in _named_topics(request):
+        name = each if isinstance(each, str) else each.name
+        topic = broker.find_topic(name) if name else broker.find_named(each)
+        there = topic.partitions if topic is not None else 0
+        if api.key == 19:
+            wanted = max(each.num_partitions, len(each.assignments))
+            count += wanted if wanted > 0 else broker.config.num_partitions
+        else:
+            count += there if api.key == 20 else max(0, each.count - there)
+    return count
+
+
+@cache
+def _has_throttle_time(api_key: int, version: int) -> bool:
+    return "throttle_time" in {each.name for each in fields(reply_type(api_key, version))}
+
+
+def _throttled(api: Api, version: int, answer: Any, throttle_ms: int) -> Any:
+    """The reply with the time for which its client is not read from, if it has a place for it."""
+    if isinstance(answer, Mapping):
+        is_there = _has_throttle_time(api.key, version)
+        return {**answer, "throttle_time": throttle_ms} if is_there else answer
+    return answer._replace(throttle_ms=throttle_ms) if hasattr(answer, "throttle_ms") else answer
 
 
 async def _answer_audited(

@@ -85,6 +85,8 @@ class Connection(asyncio.BufferedProtocol):
         """Requests whose replies have not left yet; they leave in the order they came."""
         self._unsent: deque[memoryview] = deque()
         self.host = ""
+        self._muted: asyncio.TimerHandle | None = None
+        """Until this the client waits for its quota, and is not read from."""
 
     # --- asyncio's side ------------------------------------------------------------------
 
@@ -140,6 +142,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_open = False
+        if self._muted is not None:
+            self._muted.cancel()
         self.share.hold(-self.share.held_bytes)
         self.share.give_up()
         self._server.forget(self)
@@ -156,13 +160,19 @@ class Connection(asyncio.BufferedProtocol):
 
     def advance(self) -> None:
         """Start what may be started, and read on if there is room for more and we do not drain."""
-        while self._is_open and self._waiting and self._may_start(self._waiting[0]):
+        while (
+            self._is_open
+            and self._muted is None
+            and self._waiting
+            and self._may_start(self._waiting[0])
+        ):
             self._start(self._waiting.popleft())
         if not self._is_open:
             return
         share = self.share
         may_read = (
             share.may_read(waiting=len(self._waiting), in_flight=len(self._in_flight))
+            and self._muted is None
             and not self._broker.draining.is_set()
         )
         if self._is_reading and not may_read:
@@ -181,7 +191,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def late(self, now_s: float, idle_s: float) -> Refusal | None:
         """Why the connection is closed for its slowness, if it is."""
-        is_answered = not self._in_flight
+        is_answered = not self._in_flight and self._muted is None
         return self.share.late(now_s, idle_s, is_read=self._is_reading, is_answered=is_answered)
 
     def _may_start(self, frame: Frame) -> bool:
@@ -206,6 +216,10 @@ class Connection(asyncio.BufferedProtocol):
             self._server.entrance.newcomers.drop(self)
             self._frames.max_frame_bytes = self._broker.config.socket_request_max_bytes
         later.size_bytes, later.started_s = frame.size_bytes, started_s
+        if later.meter is not None:
+            later.meter.take_time(self._broker.clock.monotonic_s() - started_s)
+            if later.meter.throttle_s:  # a producer has more requests on their way
+                self._mute(later.meter.throttle_s)
         self._in_flight.append(later)
         if later.is_done:
             self.reply()
@@ -231,12 +245,28 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 if reply:
                     parts += prefixed(reply)
+                if later.meter is not None and later.meter.throttle_s:
+                    self._mute(later.meter.throttle_s)
             times, took_s = times_of[later.api.key], now_s - later.started_s
             times.counts[bisect_left(SECONDS, took_s)] += 1
             times.sum_s += took_s
         self.share.hold(-answered_bytes)
         if parts:
             self._send_next(parts)
+
+    def _mute(self, seconds: float) -> None:
+        """Read nothing from the client for so long: it has used up its quota (KIP-219)."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + seconds
+        if self._muted is not None:
+            until_s = max(until_s, self._muted.when())
+            self._muted.cancel()
+        self._muted = loop.call_at(until_s, self._unmute)
+
+    def _unmute(self) -> None:
+        self._muted = None
+        self.share.last_frame_s = self._broker.clock.monotonic_s()
+        self.advance()
 
     @property
     def is_busy(self) -> bool:

@@ -57,6 +57,7 @@ from catchwater.catalog.rows import (
     PinState,
     Position,
     ProducerRow,
+    QuotaRow,
     ReportRow,
     RuleRow,
     RunRow,
@@ -665,6 +666,24 @@ class Catalog(ABC):
             db.many("access_verifier_insert", new)
         return after._replace(version=int(version))
 
+    # --- quotas ------------------------------------------------------------------------------
+
+    @query
+    def client_quotas(self, db: Db) -> list[QuotaRow]:
+        """What clients may take in a second."""
+        return [
+            QuotaRow(_quota_name(user), _quota_name(client), key, float(value))
+            for user, client, key, value in db.query("client_quota_select")
+        ]
+
+    @change
+    def change_client_quotas(self, db: Db, rows: Sequence[QuotaRow]) -> None:
+        """Set these, and remove those without a value."""
+        named = [(*map(_quota_text, row[:2]), row.key, row.value) for row in rows]
+        with db.in_one_trip():
+            db.many("client_quota_delete", [row[:3] for row in named if row[3] is None])
+            db.many("client_quota_upsert", [row for row in named if row[3] is not None])
+
     # --- backups of the state ----------------------------------------------------------------
     # The state is all but the runs in segments, which say of themselves what they hold. Brokers,
     # leases, reports and the members of groups are left out: those of an earlier time would pass
@@ -741,6 +760,7 @@ STATE = {
     "pin": ("pin_select", "pin_upsert"),
     "sink_epoch": ("sink_epoch_all", "sink_epoch_insert"),
     "access_rule": ("access_rule_select", "access_rule_insert"),
+    "client_quota": ("client_quota_select", "client_quota_upsert"),
     "access_verifier": ("access_verifier_select", "access_verifier_insert"),
     "object": ("object_chunks", "object_upsert"),
     "run": ("run_of_chunks", "run_insert"),
@@ -789,6 +809,14 @@ def _group_row(claims: Rows, group: str, db: Db) -> GroupRow:
     [(epoch, generation, state, emptied_ms)] = claims
     members = {member_id: kept for member_id, kept in db.query("group_member_select", group)}
     return GroupRow(epoch, generation, state, emptied_ms, members)
+
+
+def _quota_text(name: str | None) -> str:
+    return "" if name is None else f"={name}" if name else "*"
+
+
+def _quota_name(text: str) -> str | None:
+    return text[1:] if text else None
 
 
 def _access_rows(db: Db) -> AccessRows:

@@ -729,3 +729,16 @@ VALUES (?, ?, ?, ?, ?, ?);
 
 -- access_verifier_delete --
 DELETE FROM access_verifier WHERE name = ? AND mechanism = ?;
+
+-- client_quota_select --
+SELECT user_name, client_id, key, value
+FROM client_quota
+ORDER BY user_name, client_id, key;
+
+-- client_quota_upsert --
+INSERT INTO client_quota (user_name, client_id, key, value)
+VALUES (?, ?, ?, ?)
+ON CONFLICT (user_name, client_id, key) DO UPDATE SET value = excluded.value;
+
+-- client_quota_delete --
+DELETE FROM client_quota WHERE user_name = ? AND client_id = ? AND key = ?;

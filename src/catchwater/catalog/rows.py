@@ -57,6 +57,17 @@ class VerifierRow(NamedTuple):
     server_key: str
 
 
+class QuotaRow(NamedTuple):
+    """What a user, a client id or both may take a second; see `broker.quotas`."""
+
+    user_name: str | None
+    """None: any; empty: any that has none by name."""
+    client_id: str | None
+    key: str
+    value: float | None
+    """None in a change: there is to be none."""
+
+
 class AccessRows(NamedTuple):
     """Users and rules; each change of them has a higher version."""
 

@@ -30,6 +30,7 @@ from catchwater.catalog.rows import (
     Pin,
     Position,
     ProducerRow,
+    QuotaRow,
     ReportRow,
     Session,
     StorageRow,
@@ -578,6 +579,14 @@ class Log:
     def access(self) -> AccessRows:
         """Users and rules; blocks. Raises `CatalogUnavailable`."""
         return self._catalog.access()
+
+    async def client_quotas(self) -> list[QuotaRow]:
+        """What clients may take in a second. Raises `CatalogUnavailable`."""
+        return await asyncio.to_thread(self._catalog.client_quotas)
+
+    async def change_client_quotas(self, rows: Sequence[QuotaRow]) -> None:
+        """Set these, and remove those without a value; durable when this returns."""
+        await wrap_future(self._catalog.change_client_quotas(rows))
 
     async def change_access(self, decide: Callable[[AccessRows], AccessRows]) -> None:
         """Replace users and rules by what `decide` makes of them; raises what that raises."""

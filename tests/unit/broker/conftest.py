@@ -24,6 +24,7 @@ from catchwater.catalog.rows import (
     PartitionKey,
     Pin,
     ProducerRow,
+    QuotaRow,
     Topic,
 )
 from catchwater.clock import ManualClock
@@ -103,6 +104,7 @@ class MemoryLog:
         """Partitions that are not in memory."""
         self.aborted: list[AbortedRow] = []
         self.standing: list[ProducerRow] = []
+        self.quotas: dict[Any, float] = {}
         self.held: list[asyncio.Future[list[Appended]]] | None = None
 
     @property
@@ -217,6 +219,15 @@ class MemoryLog:
 
     async def newest(self, key: PartitionKey) -> tuple[int, int] | None:
         return None
+
+    async def client_quotas(self) -> list[QuotaRow]:
+        return [QuotaRow(*named, value) for named, value in self.quotas.items()]
+
+    async def change_client_quotas(self, rows: Sequence[QuotaRow]) -> None:
+        for row in rows:
+            self.quotas.pop(row[:3], None)
+            if row.value is not None:
+                self.quotas[row[:3]] = row.value
 
     async def allocate_producer_id(self) -> int:
         return next(self.ids)

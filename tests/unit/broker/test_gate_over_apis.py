@@ -68,6 +68,8 @@ REFUSED = {
     "ListPartitionReassignments": {CLUSTER},
     "SaslAuthenticate": {"illegal_sasl_state"},  # as above
     "OffsetDelete": {GROUP},
+    "DescribeClientQuotas": {CLUSTER},
+    "AlterClientQuotas": {CLUSTER},
     "DescribeQuorum": {CLUSTER},
     "UpdateFeatures": {CLUSTER},
     "DescribeCluster": NOTHING_TO_REFUSE,  # the brokers are what any client may know

@@ -17,6 +17,7 @@ from tests.listeners import listener
 from catchwater.broker import pressure
 from catchwater.broker import server as server_module
 from catchwater.broker.broker import Broker
+from catchwater.broker.quotas import PRODUCE, Entity, Settings
 from catchwater.broker.server import Connection, Server
 from catchwater.wire.arrow import encode_batch
 from catchwater.wire.frames import prefixed
@@ -590,3 +591,27 @@ async def test_draining_answers_what_is_in_flight_and_starts_nothing(
     assert correlation_ids(transport.read_all()) == [1]
     assert transport.is_aborted
     assert server_module.DRAIN_S > 0
+
+
+async def test_who_is_over_the_quota_is_answered_and_then_not_read_from(
+    connect, server, broker, batch
+) -> None:
+    await broker.log.create_topic("t", 1)
+    broker.quotas.settings = Settings({Entity(None, "c"): {PRODUCE: 1_000.0}})
+    connection, transport = connect()
+    receive(connection, produce(1, batch(200)) + api_versions(2))
+    await turns()
+    assert correlation_ids(transport.read_all()) == [1]
+    assert not transport.is_reading
+    pass_s(broker, 3600)
+    server._close_late(broker.clock.monotonic_s())
+    assert not transport.is_aborted, "who is made to wait is not idle"
+    other, its_transport = connect("10.0.0.2")
+    receive(other, api_versions(3))
+    await turns()
+    assert correlation_ids(its_transport.read_all()) == [3]
+    connection._muted.cancel()
+    connection._unmute()
+    await turns()
+    assert correlation_ids(transport.read_all()) == [2]
+    assert transport.is_reading

@@ -28,6 +28,7 @@ from functools import partial
 
 from catchwater.broker.broker import Api, Broker, Call, Later, LaterOf
 from catchwater.broker.gate import ByHandler, Operation, ResourceType
+from catchwater.broker.quotas import PRODUCE
 from catchwater.catalog.rows import (
     Topic,
 )
@@ -73,11 +74,17 @@ def start(broker: Broker, call: Call) -> Later:
     if request is None:
         body = body_of(call.frame.data, call.header.rest_at, version >= FLEXIBLE_SINCE)
         request = parse_produce(body, version)
+    meter = call.meter
+    if meter is not None:
+        meter.take(PRODUCE, len(call.frame.data))
     batches = _plain(broker, call, request)
     if not batches:
         return _start_with_care(broker, call, request)
     correlation_id, is_one = call.header.correlation_id, one is not None
-    later = Later(partial(_encode_plain, broker, correlation_id, version, request, is_one))
+    throttle_ms = 0 if meter is None else meter.throttle_ms
+    later = Later(
+        partial(_encode_plain, broker, correlation_id, version, request, is_one, throttle_ms)
+    )
     broker.log.append(batches, later, call.frame)
     return later
 
@@ -146,7 +153,10 @@ def _start_with_care(broker: Broker, call: Call, request: ProduceRequest) -> Lat
             header = _marked(header, data, rules, call.version, now_ms)
             answers.append(now_ms if rules.stamps else _NO_TIME)
             taken.append(Unprepared((topic.id, index), header, data, rules, now_ms))
-    encode = partial(_encode, broker, call.correlation_id, call.version, request, answers)
+    throttle_ms = 0 if call.meter is None else call.meter.throttle_ms
+    encode = partial(
+        _encode, broker, call.correlation_id, call.version, request, throttle_ms, answers
+    )
     return LaterOf(broker.log.preparation.submit(taken, call.frame), encode)
 
 
@@ -222,13 +232,14 @@ def _encode_plain(
     version: int,
     request: ProduceRequest,
     is_one: bool,
+    throttle_ms: int,
     outcomes: Sequence[Appended],
 ) -> list[Buffer]:
     first = outcomes[0]
-    if is_one and request.acks != 0 and first.error is ErrorCode.NONE:
+    if is_one and request.acks != 0 and first.error is ErrorCode.NONE and not throttle_ms:
         return encode_one(correlation_id, request.topics[0], first.base_offset, first.log_start)
     times = [_NO_TIME] * len(outcomes)
-    return _encode(broker, correlation_id, version, request, times, outcomes)
+    return _encode(broker, correlation_id, version, request, throttle_ms, times, outcomes)
 
 
 def _encode(
@@ -236,6 +247,7 @@ def _encode(
     correlation_id: int,
     version: int,
     request: ProduceRequest,
+    throttle_ms: int,
     answers: Sequence[ProduceReplyPartition | int],
     outcomes: Sequence[Outcome],
 ) -> list[Buffer]:
@@ -255,7 +267,7 @@ def _encode(
         for each in request.topics
     ]
     if request.acks != 0:
-        return encode_produce_reply(correlation_id, version, topics)
+        return encode_produce_reply(correlation_id, version, topics, throttle_ms=throttle_ms)
     for topic in topics:
         for partition in topic.partitions:
             if partition.error:

@@ -40,6 +40,7 @@ from catchwater.broker.fetch_sessions import (
     placed,
 )
 from catchwater.broker.gate import ByHandler, Operation, ResourceType
+from catchwater.broker.quotas import FETCH, Meter
 from catchwater.catalog.rows import BrokerRow, PartitionKey, Topic
 from catchwater.log.log import Read
 from catchwater.log.topic_settings import COMPRESSION_TYPE
@@ -77,13 +78,18 @@ class _Reply(msgspec.Struct, frozen=True):
     error: ErrorCode
     session_id: int = NO_SESSION
     topics: Sequence[FetchReplyTopic] = ()
+    size_bytes: int = 0
+    lagging_bytes: int = 0
+    """Of these, those that were read from storage."""
 
 
 def start(broker: Broker, call: Call) -> Later:
     """Answer at once what is in memory; a task waits for anything else."""
     body = body_of(call.frame.data, call.header.rest_at, call.version >= FLEXIBLE_SINCE)
     request = parse_fetch(body, call.version)
-    encode = partial(_encode, call.correlation_id, call.version)
+    # Without quotas, only what reads from storage is metered.
+    meter = call.meter or Meter(broker.quotas, call.principal, call.header.client_id or "")
+    encode = partial(_encode, meter, call.correlation_id, call.version)
     later = Later(encode)
     fetch = _open(broker, request, call)
     if isinstance(fetch, _Reply):
@@ -95,13 +101,20 @@ def start(broker: Broker, call: Call) -> Later:
             later.set_result(_close(broker, fetch, answers))
         else:
             later = LaterOf(asyncio.ensure_future(_wait(broker, fetch, answers)), encode)
+            later.meter = meter
     call.frame.release()
     return later
 
 
-def _encode(correlation_id: int, version: int, reply: _Reply) -> list[Buffer]:
+def _encode(meter: Meter, correlation_id: int, version: int, reply: _Reply) -> list[Buffer]:
+    meter.take(FETCH, reply.size_bytes)
+    if reply.lagging_bytes:
+        meter.take_lagging(reply.lagging_bytes)
     return encode_fetch_reply(
-        correlation_id, version, reply.topics, error=reply.error, session_id=reply.session_id
+        *(correlation_id, version, reply.topics),
+        error=reply.error,
+        session_id=reply.session_id,
+        throttle_ms=meter.throttle_ms,
     )
 
 
@@ -126,16 +139,17 @@ def _open(broker: Broker, request: FetchRequest, call: Call) -> "_Fetch | _Reply
 
 def _close(broker: Broker, fetch: "_Fetch", answers: Answers) -> _Reply:
     """The reply to a fetch whose partitions have these answers."""
-    session = fetch.session
+    session, reading = fetch.session, fetch.reading
+    sizes = reading.size_bytes, reading.lagging_bytes
     if session is not None:
         if session.epoch != next_epoch(fetch.request.session_epoch):
             # Meanwhile the session was used on another connection.
             return _Reply(ErrorCode.INVALID_FETCH_SESSION_EPOCH)
-        return _Reply(ErrorCode.NONE, session.id, session.news(answers))
+        return _Reply(ErrorCode.NONE, session.id, session.news(answers), *sizes)
     session_id = NO_SESSION
     if fetch.request.session_epoch == FIRST_EPOCH:
         session_id = broker.fetch_sessions.begin(fetch.places, answers, fetch.by_id)
-    return _Reply(ErrorCode.NONE, session_id, by_topic(answers))
+    return _Reply(ErrorCode.NONE, session_id, by_topic(answers), *sizes)
 
 
 async def _wait(broker: Broker, fetch: "_Fetch", answers: Answers | None) -> _Reply:
@@ -189,9 +203,19 @@ class Reading:
         self._knows_zstd = call.version >= _ZSTD_SINCE
         self._places = places
         self._most_bytes = min(request.max_bytes, broker.config.fetch_max_bytes)
+        metered = None if call.meter is None else call.meter.most_bytes()
+        if metered is not None:
+            self._most_bytes = min(self._most_bytes, metered)
         self._min_bytes = min(request.min_bytes, self._most_bytes)
         self._size_bytes = 0
         self._has_failed = False
+        self.lagging_bytes = 0
+        """What the last pass has read from storage."""
+
+    @property
+    def size_bytes(self) -> int:
+        """What the last pass has read."""
+        return self._size_bytes
 
     @property
     def is_enough(self) -> bool:
@@ -225,13 +249,16 @@ class Reading:
                 self._left_bytes = 0  # the rest lies far away, and the client asks for it again
             key = self._take_now(place, partition)
             if key is not None:
-                self._take(place, await self._broker.log.read(key, **self._asked(partition)))
+                read = await self._broker.log.read(key, **self._asked(partition))
+                self.lagging_bytes += read.size_bytes
+                self._take(place, read)
         return self._answers
 
     def _begin(self) -> None:
         self._topics: dict[str | bytes, Topic | ErrorCode] = {}
         self._answers: Answers = []
         self._left_bytes, self._size_bytes, self._has_failed = self._most_bytes, 0, False
+        self.lagging_bytes = 0
 
     def _take_now(self, place: Place, partition: SessionPartition) -> PartitionKey | None:
         """Answer for a partition from memory; or the key to read, if its batches are not there."""
