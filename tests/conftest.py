@@ -18,6 +18,8 @@ from tests.ports import free_port
 from tests.postgres import PostgresMissing, PostgresServer
 from tests.s3 import CREDENTIALS, make_bucket, moto
 
+from catchwater.references import is_secret
+
 # A machine that is slow, or stands still for a second, is no finding.
 drawing.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 drawing.load_profile("any machine")
@@ -76,7 +78,9 @@ class BrokerProcess:
     def spawn(self, *wrapper: str) -> None:
         """Start it and do not wait."""
         self.ready_file.unlink(missing_ok=True)
-        arguments = [f"{key}={value}" for key, value in self.settings.items()]
+        secrets = {key for key, value in self.settings.items() if is_secret(key, value)}
+        arguments = [f"{key}={value}" for key, value in self.settings.items() if key not in secrets]
+        names = {key: f"CATCHWATER_BROKER__{key.upper().replace('.', '_')}" for key in secrets}
         with self.stderr_file.open("ab") as stderr:
             self.process = subprocess.Popen(
                 [*wrapper, COMMAND, "broker", "run", *arguments],
@@ -84,6 +88,7 @@ class BrokerProcess:
                 stdout=stderr,
                 stderr=stderr,
                 start_new_session=True,
+                env=os.environ | {name: self.settings[key] for key, name in names.items()},
             )
 
     def _learn_addresses(self) -> None:

@@ -4,7 +4,7 @@ A broker's file is Kafka's `server.properties` syntax or, where its name ends in
 Kafka's keys keep Kafka's names; ours stand under `catchwater.`. Every key may also be set in the
 environment, where it wins: `num.partitions` is `CATCHWATER_BROKER__NUM_PARTITIONS`. A key we do
 not know stops the start, because a setting that is silently ignored is worse than none; what of
-Kafka's own may be left out says `kafka_settings`.
+Kafka's own may be left out says `kafka_settings`. A value may refer to a secret (`references`).
 """
 
 import difflib
@@ -22,6 +22,14 @@ from catchwater.hosts import Address as Address
 from catchwater.hosts import is_loopback
 from catchwater.kafka_listeners import PREFIX, Listener, ListenerRefused, listeners
 from catchwater.kafka_settings import Setting, understood
+from catchwater.references import (
+    SHOWN,
+    BadReference,
+    has_reference,
+    is_secret,
+    refuse_readable,
+    resolve,
+)
 
 _LOG = logging.getLogger("catchwater.broker")
 
@@ -194,6 +202,8 @@ class BrokerConfig:
     """Where `catchwater drill` keeps its results, to be shown on the page."""
     catchwater_insecure: bool = False
     catchwater_access_file: Path | None = None
+    catchwater_secret_folders: str = ""
+    """Further folders in which references may name files, separated by commas."""
     catchwater_audit_dir: Path | None = None
     catchwater_audit_retention_ms: int = 365 * 24 * 60 * 60 * 1000
     super_users: str = ""
@@ -301,6 +311,7 @@ def load_broker_config(
     values: dict[str, Any] = {}
     settings = [*(_read_file(path) if path else ()), *_environment(environment)]
     settings += [Setting(k, v, "the command line") for k, v in (overrides or {}).items()]
+    settings = _resolved(settings, path, environment, overrides or {})
     found = understood(settings, _FIELDS)
     unknown = [
         setting
@@ -354,6 +365,52 @@ def _check_listeners(config: BrokerConfig, settings: Iterable[Setting]) -> None:
         if not where:
             raise
         raise ConfigError(f"{where[-1]}: {error}", hint=error.hint) from None
+
+
+SECRET_FOLDERS = "catchwater.secret.folders"
+_SECRET_FOLDERS = (Path("/run/secrets"), Path("/var/run/secrets"), Path("/etc/catchwater"))
+"""Where references may name files, beside the configuration's own folder."""
+
+
+def _resolved(
+    settings: list[Setting],
+    path: Path | None,
+    environment: Mapping[str, str],
+    overrides: Mapping[str, str],
+) -> list[Setting]:
+    """The settings with what they refer to; refuses secrets where others may see them."""
+    for key, value in overrides.items():
+        if is_secret(key, value):
+            raise ConfigError(
+                f"{key} holds a secret, and everybody on this machine sees a command line.",
+                hint=f"Write it into a file for nobody else to read, or set "
+                f"{ENVIRONMENT_PREFIX}{key.upper().replace('.', '_')}.",
+            )
+    named = ",".join(str(each.value) for each in settings if each.key == SECRET_FOLDERS)
+    here = path.parent if path is not None else Path()
+    more = [here / each.strip() for each in named.split(",") if each.strip()]
+    folders = [here, *_SECRET_FOLDERS, *more]
+    return [_with_secret(each, path, environment, folders) for each in settings]
+
+
+def _with_secret(
+    setting: Setting, path: Path | None, environment: Mapping[str, str], folders: Sequence[Path]
+) -> Setting:
+    value = setting.value
+    try:
+        if isinstance(value, str) and has_reference(value):
+            found = resolve(value, environment, folders[0], folders)
+            return setting._replace(value=found)
+        if path is not None and is_secret(setting.key, value) and str(path) in setting.where:
+            refuse_readable(path)
+    except BadReference as error:
+        raise ConfigError(f"{setting.where}: {setting.key}: {error}", hint=error.hint) from None
+    return setting
+
+
+def masked(key: str, value: Any) -> Any:
+    """The value as it may be shown."""
+    return SHOWN if is_secret(key, value) else value
 
 
 def replay_quotas(overrides: str) -> dict[str, int]:
@@ -541,7 +598,7 @@ def _properties_settings(path: Path, text: str) -> Iterator[Setting]:
         key, separator, value = (part.strip() for part in stripped.partition("="))
         if not separator or not key:
             raise ConfigError(
-                f"{path}, line {number}: expected key=value, found {stripped!r}.",
+                f"{path}, line {number}: expected key=value, found a line of another form.",
                 hint="Write one key=value a line; remarks begin with #.",
             )
         if key in lines_of:
@@ -642,7 +699,8 @@ def _convert(setting: Setting, wanted: Any) -> Any:
         return Address.of(setting.value)
     except ValueError as expected:
         raise ConfigError(
-            f"{setting.where}: {setting.key} must be {expected}, not {setting.value!r}."
+            f"{setting.where}: {setting.key} must be {expected}, not "
+            f"{masked(setting.key, setting.value)!r}."
         ) from None
 
 

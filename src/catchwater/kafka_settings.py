@@ -5,6 +5,7 @@ named in one warning. A setting whose user would get something else than request
 authorisation, another clean-up) is refused, unless it requests what is done anyway.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
@@ -76,6 +77,8 @@ _OF_RULES: Mapping[bool, Sequence[tuple[str, frozenset[str], str]]] = {
     ),
 }  # fmt: skip
 """Without super users, and with some."""
+_WITH_SECRETS = re.compile(r"pass?w|secret|jaas|token|key$")
+"""No message shows the values of such keys."""
 _RETENTION_MS = {"log.retention.hours": 3_600_000, "log.retention.minutes": 60_000}
 
 
@@ -104,7 +107,8 @@ def understood(settings: Sequence[Setting], known: Iterable[str]) -> Understood:
             reason := _refusal(key, value, bool(texts.get("super.users", "").strip()))
         ) is not None:
             if reason:
-                found.refusals.append(f"{setting.where}: {key}={value}: {reason}.")
+                shown = key if _WITH_SECRETS.search(key) else f"{key}={value}"
+                found.refusals.append(f"{setting.where}: {shown}: {reason}.")
         elif any(fnmatchcase(key, pattern) for pattern in _WITHOUT_MEANING):
             found.left_out.append(key)
         else:

@@ -108,7 +108,7 @@ def test_a_handler_that_loops_for_ever_fails_the_pipeline_by_name(
     error = failed(make("loops", "", "loop"))
     assert error.kind == "EventFailed"
     assert (
-        "Function 'doing' cannot handle the event at loops-0, offset 1, key 'a': "
+        "Function 'doing' cannot handle the event at loops-0, offset 1, key #ca978112ca1b: "
         "HandlerTimeout: it had not ended after 1 s, its handler_timeout, in on_event" in str(error)
     )
 
@@ -139,8 +139,8 @@ def test_a_handler_that_ends_its_process_is_told_with_its_record(
 ) -> None:
     error = failed(make("exits", "", "exit"))
     assert (
-        "Function 'doing' cannot handle the event at exits-0, offset 1, key 'a': the process that "
-        "handled it ended with exit code 3" in str(error)
+        "Function 'doing' cannot handle the event at exits-0, offset 1, key #ca978112ca1b: "
+        "the process that handled it ended with exit code 3" in str(error)
     )
 
 

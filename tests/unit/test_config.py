@@ -19,6 +19,7 @@ from catchwater.config import (
 def written(tmp_path: Path, text: str, name: str = "server.properties") -> Path:
     path = tmp_path / name
     path.write_text(text)
+    path.chmod(0o600)  # some have a password
     return path
 
 

@@ -140,6 +140,7 @@ MakePage = Callable[[Broker], Page]
 
 def run(config: BrokerConfig, make_page: MakePage | None = None) -> None:
     """Serve until SIGTERM or Ctrl-C. Raises `CatchwaterError` when it cannot start."""
+    os.umask(0o077)  # what a log holds is for its own user to read, whatever was set before
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(OneLine("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])

@@ -56,12 +56,13 @@ def _guess(file: Path) -> Kind:
 
 
 def _broker(file: Path) -> dict[str, Any]:
-    from catchwater.config import load_broker_config
+    from catchwater.config import load_broker_config, masked
 
     settings = load_broker_config(file, os.environ)
     return {
-        field.name.replace("_", "."): _plain(getattr(settings, field.name))
+        key: _plain(masked(key, getattr(settings, field.name)))
         for field in fields(settings)
+        for key in (field.name.replace("_", "."),)
     }
 
 

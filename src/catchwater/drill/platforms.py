@@ -140,6 +140,7 @@ class OwnLog:
             "log.retention.ms": "-1",  # the events are older than any retention in days
             **self._settings,
         }
+        path.touch(0o600)  # a setting may hold a secret
         path.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
         child = Child(
             "broker", ["broker", "run", "--config", str(path)], self.folder / "broker.log",

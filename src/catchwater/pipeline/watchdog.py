@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from catchwater.pipeline.process.poison import HandlerTimeout, Progress
+from catchwater.pipeline.process.poison import HandlerTimeout, Progress, key_hash
 from catchwater.pipeline.workers import FOLDER, stack_path
 
 LOOK_S = 1.0
@@ -134,7 +134,9 @@ class _Dog:
     def _tell(self) -> None:
         """Where the handler is, for the log."""
         cause = self._progress.cause() if self._progress else None
-        place = f" of {cause.origin}, offset {cause.offset}, key {cause.key!r}" if cause else ""
+        place = (
+            f" of {cause.origin}, offset {cause.offset}, key {key_hash(cause.key)}" if cause else ""
+        )
         sys.stderr.write(
             f"Function {self._function!r} takes more than {self._looks * LOOK_S:g} s for one "
             f"call{place}. It is here:\n"

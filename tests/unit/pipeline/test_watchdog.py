@@ -175,10 +175,12 @@ def test_a_handler_that_does_not_end_is_named_with_its_record_and_its_stack(
 ) -> None:
     found = ran("fail", "", do, "")
     assert found.answers == [f"attempt {n} failed" for n in range(4)]
-    place = "Function 'doing' cannot handle the event at s-0, offset 8, key 'a'"
+    place = "Function 'doing' cannot handle the event at s-0, offset 8, key #ca978112ca1b"
     error = f"{place}: HandlerTimeout: it had not ended after 0.3 s, its handler_timeout, in "
     assert found.log.count(error) == 4
-    assert found.log.count("offset 8, key b'a'. It is here:") == 2, "tried twice, by one attempt"
+    assert found.log.count("offset 8, key #ca978112ca1b. It is here:") == 2, (
+        "tried twice, by one attempt"
+    )
     assert "in on_event" in found.log
 
 
@@ -219,7 +221,8 @@ def test_a_handler_that_cannot_be_interrupted_ends_its_process(
 def test_a_handler_that_ends_its_process_is_found(do: str, how: str, ran: Run) -> None:
     found = ran("fail", "", "", do)
     assert found.answers == [f"attempt {n} failed" for n in range(4)]
-    error = f"cannot handle the event at s-0, offset 9, key 'a': the process that handled it {how}"
+    place = "the event at s-0, offset 9, key #ca978112ca1b"
+    error = f"cannot handle {place}: the process that handled it {how}"
     assert found.log.count(error) == 2
     assert "in function 'doing' (epoch 0, shard 0), at s-0 offset 9" in str(found.ends[-1])
 

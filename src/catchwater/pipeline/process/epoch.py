@@ -465,7 +465,8 @@ class _CarefulEpoch(_Epoch):
             if error is None:
                 return True
             text = bad.describe(error, self._spec.target)
-        bad.apply_policy(self._spec, self._poison, self.done, Poisoned(*cause, value, text), error)
+        found, may_quote = Poisoned(*cause, value, text), error is not None
+        bad.apply_policy(self._spec, self._poison, self.done, found, may_quote=may_quote)
         return False
 
     def _attempt(self, key: bytes, handle: Callable[[], None]) -> Exception | None:

@@ -5,13 +5,17 @@ that does not end, or ends its process, cannot report that itself: the watchdog 
 `Progress`, and notes there what the next pass over the epoch has to know.
 """
 
+import hashlib
 import inspect
 import linecache
 import os
+import re
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+import msgspec
 
 from catchwater.config import CatchwaterError, Restart
 from catchwater.pipeline.functions.spec import FunctionSpec, Poison
@@ -106,19 +110,26 @@ def apply_policy(
     poison: Poison,
     done: Processed,
     found: Poisoned,
-    cause: Exception | None = None,
+    *,
+    may_quote: bool = True,
 ) -> None:
-    """Apply the policy to a poisoned record; raises where the pipeline has to stop."""
+    """Apply the policy to a poisoned record; raises where the pipeline has to stop.
+
+    `may_quote`: the error may quote the record; one that a watcher noted does not.
+    """
     done.poisoned.append(found)
+    error = found.error
+    if may_quote:
+        error = without_payload(error, _key(spec, found.key), found.value)
     if poison.policy == "fail":
         raise EventFailed(
-            f"Function {spec.name!r} cannot handle {_place(spec, found)}: {found.error}",
+            f"Function {spec.name!r} cannot handle {_place(found)}: {error}",
             hint="Correct the function or its event class; or declare poison='dead-letter'.",
-        ) from cause
+        ) from None  # what was raised quotes what it likes, and its place is in the message
     if poison.limit is not None and len(done.poisoned) > poison.limit:
         raise PoisonLimitReached(
             f"Function {spec.name!r} met more than {poison.limit} records it cannot handle; the "
-            f"last one is {_place(spec, found)}: {found.error}",
+            f"last one is {_place(found)}: {error}",
             hint="Correct the function or its event class, or raise poison_limit.",
         )
 
@@ -157,15 +168,63 @@ def _source(target: Callable[..., Any]) -> str | None:
         return None
 
 
-def _place(spec: FunctionSpec, found: Poisoned) -> str:
-    key = "" if found.key is None else f", key {_shown(spec, found.key)}"
+def _place(found: Poisoned) -> str:
+    key = "" if found.key is None else f", key {key_hash(found.key)}"
     if found.origin.startswith(TIMER):
         return f"the {found.origin} of {found.offset}{key}"
     return f"the event at {found.origin}, offset {found.offset}{key}"
 
 
-def _shown(spec: FunctionSpec, key: bytes) -> str:
+def _key(spec: FunctionSpec, key: bytes | None) -> bytes | None:
+    """The key as its function sees it."""
+    if key is None:
+        return None
     try:
-        return repr(spec.decode_key(key))
+        decoded = spec.decode_key(key)
     except ValueError:
-        return repr(key)
+        return key
+    return decoded if isinstance(decoded, bytes) else str(decoded).encode()
+
+
+def key_hash(key: bytes) -> str:
+    """What stands for a key in messages and logs: `#` and the beginning of its SHA-256."""
+    return f"#{hashlib.sha256(key).hexdigest()[:12]}"
+
+
+_LEAST_SCRUBBED = 3
+_WORD = re.compile(rb"[^\s\"'{}\[\](),:;=]+")
+
+
+def without_payload(text: str, key: bytes | None, value: bytes) -> str:
+    """The text of a handler's error without what it quotes of the record: `…` stands in its place.
+
+    Fields' names stay. What a handler has computed of a record, and then raises, is its own to say.
+    """
+    quoted: set[str] = set()
+    for data in filter(None, (key, value)):
+        quoted |= _texts(data)
+    for part in sorted(quoted, key=len, reverse=True):
+        if len(part) >= _LEAST_SCRUBBED:
+            text = text.replace(part, "…")
+        else:
+            text = re.sub(rf"(?<=['\"]){re.escape(part)}(?=['\"])", "…", text)
+    return text
+
+
+def _texts(data: bytes) -> set[str]:
+    """What a record's bytes say: the values of JSON, else their words."""
+    try:
+        waiting, found = [msgspec.json.decode(data)], set()
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        words = [data, *_WORD.findall(data)]
+        found = {each.decode(errors="replace") for each in words} | {repr(data)[2:-1]}
+        return found - {""}
+    while waiting:
+        match waiting.pop():
+            case dict() as inside:
+                waiting += inside.values()
+            case list() as inside:
+                waiting += inside
+            case str() | int() | float() as leaf if not isinstance(leaf, bool):
+                found.add(str(leaf))
+    return found - {""}

@@ -10,10 +10,13 @@ because what reads on another machine must know them. Opens files in `Security.l
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from catchwater import references
 from catchwater.config import ConfigError
+from catchwater.references import BadReference
 from catchwater.wire.security import oauth as oauth_options
 from catchwater.wire.security.oauth import EXTENSION, OAuth
 
@@ -281,73 +284,22 @@ def parse_jaas(text: str) -> tuple[str, dict[str, str]]:
 
 # Java's files of options, and what a value may refer to.
 
-_KEY = re.compile(r"((?:[^\\=:\s]|\\.)*)\s*[=:]?\s*(.*)", re.S)
-_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.S)
-_CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
-_REFERENCE = re.compile(r"\$\{(\w+):(?:([^}]*):)?([^}:]*)\}")
-
 
 def read_properties(path: Path) -> dict[str, str]:
     """Key → value. Raises `ConfigError` for a file that cannot be read."""
-    found = (_KEY.fullmatch(line) for line in _lines(_text(path)))
-    return {_plain(each[1]): _plain(each[2]) for each in found if each}
+    with _as_config_error():
+        return references.read_properties(path)
 
 
 def resolve(value: str, environment: Mapping[str, str], folder: Path) -> str:
     """The value with what it refers to; paths are meant from `folder`. Raises `ConfigError`."""
-
-    def looked_up(reference: re.Match[str]) -> str:
-        provider, path, key = reference[1], reference[2] or "", reference[3]
-        match provider:
-            case "env" if key in environment:
-                return environment[key]
-            case "env":
-                raise ConfigError(f"{reference[0]} names no variable of the environment.")
-            case "file":
-                properties = read_properties(folder / path)
-                if key not in properties:
-                    raise ConfigError(f"{reference[0]}: there is no {key!r} in {folder / path}.")
-                return properties[key]
-            case "directory":
-                return _text(folder / path / key).removesuffix("\n")
-        raise ConfigError(
-            f"{reference[0]} names a provider that does not exist.",
-            hint="There are ${env:NAME}, ${file:PATH:KEY} and ${directory:PATH:FILE}.",
-        )
-
-    return _REFERENCE.sub(looked_up, value)
+    with _as_config_error():
+        return references.resolve(value, environment, folder)
 
 
-def _text(path: Path) -> str:
+@contextmanager
+def _as_config_error() -> Iterator[None]:
     try:
-        return path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"The file {path} cannot be read: {error}.", hint="Name an existing UTF-8 text file."
-        ) from error
-
-
-def _lines(text: str) -> Iterator[str]:
-    """Logical lines, without remarks and empty ones."""
-    whole = ""
-    for line in text.splitlines():
-        part = line.lstrip()
-        if not whole and (not part or part[0] in "#!"):
-            continue
-        whole += part
-        backslashes = len(whole) - len(whole.rstrip("\\"))
-        if backslashes % 2:
-            whole = whole[:-1]
-            continue
-        yield whole
-        whole = ""
-    if whole:
-        yield whole
-
-
-def _plain(text: str) -> str:
-    def unescaped(found: re.Match[str]) -> str:
-        name = found[1]
-        return chr(int(name[1:], 16)) if len(name) == 5 else _CONTROLS.get(name, name)
-
-    return _ESCAPE.sub(unescaped, text)
+        yield
+    except BadReference as error:
+        raise ConfigError(str(error), hint=error.hint) from error

@@ -48,7 +48,7 @@ def test_an_event_far_ahead_of_its_record_stops_the_pipeline_by_name():
     with pytest.raises(EventFailed) as failed:
         h.send(Event("a", NOW), Event("b", YEAR_2100), timestamp=NOW)
     told = str(failed.value)
-    assert "offset 2, key 'b'" in told and f"event time {YEAR_2100} lies" in told
+    assert "offset 2, key #" in told and "event time … lies" in told
     assert "ahead of its record's timestamp" in told and "max_future is 86400000 ms" in told
 
 
