@@ -132,6 +132,13 @@ def test_what_cannot_be_asked_is_unknown_and_never_good(evidence: Evidence, name
     assert report.overall == "partial" or name == "drill"
 
 
+def test_what_a_plain_spark_job_was_put_through_is_no_drill_of_a_pipeline() -> None:
+    failed = drilled("kill-driver", "fail", days=0.1)
+    other = replace(failed, result=replace(failed.result, job="spark"))
+    assert report_of(replace(SOUND, drills=[*SOUND.drills, other])).weaknesses == []
+    assert report_of(replace(SOUND, drills=[*SOUND.drills, failed])).weaknesses == ["drill"]
+
+
 def mark(report: Report, of: str) -> str:
     return next(card.mark for card in report.cards if card.of == of)
 
