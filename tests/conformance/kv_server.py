@@ -23,6 +23,8 @@ class KeyValueServer(ThreadingHTTPServer):
         self.requests: list[tuple[str, str, str | None]] = []
         """Method, path and idempotency key of every request, as they came."""
         self.faults: list[int | str] = []
+        self.fences: dict[str, int] = {}
+        """Log → the highest fence that was seen; a request with a lower one is answered 412."""
         self.lock = threading.Lock()
 
     @property
@@ -50,6 +52,8 @@ class _Handler(BaseHTTPRequestHandler):
                 (self.command, self.path, self.headers.get("idempotency-key"))
             )
             fault = self.server.faults.pop(0) if self.server.faults else None
+            if self._is_fenced():
+                fault = 412
             if fault in (None, "lost"):
                 self._do(body)
             found = self.server.content.get(self.path)
@@ -64,6 +68,12 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, b"{}")
 
     do_POST = do_GET = do_DELETE = do_PUT
+
+    def _is_fenced(self) -> bool:
+        fence, _, log = self.headers.get("catchwater-fence", "0").partition("; log=")
+        newest = self.server.fences.get(log, 0)
+        self.server.fences[log] = max(int(fence), newest)
+        return int(fence) < newest
 
     def _do(self, body: bytes) -> None:
         if self.command == "PUT":

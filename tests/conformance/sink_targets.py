@@ -6,7 +6,7 @@ A new sink adds a class here and its name to TARGETS in `test_sinks.py`.
 import json
 import random
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 from catchwater.clock import SYSTEM, Clock
+from catchwater.recovery.fenced import Claim
 from catchwater.replay.control import Control
 from catchwater.sinks.base import OutputRecord, RowId, Sink, Staged, TargetState
 from catchwater.sinks.config import SinkConfig, SinkContext, look_at, open_sink, parse
@@ -67,6 +68,9 @@ class Target:
     def __init__(self, root: Path, options: dict[str, str]) -> None:
         self.root = root
         self.options = options
+        self.claim: Claim | None = None
+        self.hold: Callable[[], None] = lambda: None
+        """Of the drivers that open it next."""
 
     def around(self, pipeline: str, generation: int, clock: Clock) -> SinkContext:
         return SinkContext(
@@ -77,6 +81,8 @@ class Target:
             output_type=Alert,
             output_id=self.output_id,
             clock=clock,
+            claim=self.claim,
+            hold=self.hold,
         )
 
     def open(

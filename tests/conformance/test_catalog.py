@@ -17,6 +17,7 @@ from catchwater.catalog.errors import (
     TopicCollides,
     TopicExists,
     TopicUnknown,
+    WriterFenced,
 )
 from catchwater.catalog.memory import MemoryCatalog, MemoryDatabase, call_now
 from catchwater.catalog.rows import (
@@ -40,6 +41,7 @@ from catchwater.catalog.rows import (
     RunRow,
     Scope,
     ScopeRows,
+    SinkFence,
     StorageRow,
     Topic,
     TxnRow,
@@ -286,6 +288,30 @@ def test_an_epoch_is_recorded_with_its_runs_or_not_at_all(open_catalog: Open) ->
     assert last is not None and last.epoch == 4
     assert again.epoch("p", "s", 9) is None
     assert again.epoch("p", "other") is None
+
+
+def test_an_epoch_of_a_driver_in_whose_place_another_writes_is_refused(open_catalog: Open) -> None:
+    catalog = with_topic(open_catalog)
+
+    def record(epoch: int | None, driver: int, changes: Changes, counted: str = "f") -> None:
+        epochs = [] if epoch is None else [
+            ("p", "s", EpochCommit(False, epoch, 5, {0: (0, 4)}, "sum", "payments"))
+        ]  # fmt: skip
+        fence = SinkFence(f"s:driver:{counted}", driver, "payments")
+        after = replace(changes, epochs=epochs, fences=[("p", fence)])
+        catalog.transact(Scope(), lambda seen: (after, None)).result(5)
+
+    record(0, 3, Changes())
+    record(None, 5, Changes())
+    for epoch in (1, None):
+        with pytest.raises(WriterFenced, match="driver 5 has taken its place"):
+            record(epoch, 3, chunk(0, 4))
+    record(None, 1, Changes(), "of another checkpoint")
+    again = open_catalog()
+    assert again.runs(KEY, 0) == []
+    record(1, 5, Changes())
+    last = catalog.epoch("p", "s")
+    assert last is not None and last.epoch == 1
 
 
 def test_runs_are_replaced_only_when_all_of_them_are_still_there(open_catalog: Open) -> None:

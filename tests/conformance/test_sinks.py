@@ -37,6 +37,9 @@ from tests.conformance.sink_targets import (
 )
 
 from catchwater.clock import SYSTEM, ManualClock
+from catchwater.config import CatchwaterError
+from catchwater.recovery.fenced import Claim, LeaseLost
+from catchwater.replay.control import Control
 from catchwater.sinks import reconcile
 from catchwater.sinks.base import (
     RETRACTS_ID_HEADER,
@@ -44,11 +47,13 @@ from catchwater.sinks.base import (
     EpochMissing,
     OutputRecord,
     Sink,
+    SinkUnavailable,
     Superseded,
     TargetState,
     TargetTaken,
 )
 from catchwater.sinks.config import alter_target
+from catchwater.sinks.kinds import sqlite
 
 ROWS = 5
 """Of each of the two shards that put something out."""
@@ -321,6 +326,133 @@ def test_a_driver_that_is_killed_twenty_times_leaves_no_difference(target: Targe
     sink = target.open()
     assert not reconcile.verify(sink, None).findings
     sink.close()
+
+
+class Drivers:
+    """The drivers of one checkpoint at a URL, one after the other."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.newest = 0
+
+    def open(self, number: int, **options: str) -> Sink:
+        """The sink of this driver, which knows of a later one once that has the checkpoint."""
+
+        def hold() -> None:
+            if number < self.newest:
+                raise LeaseLost("Another driver has taken over.")
+
+        self.newest = max(number, self.newest)
+        self.target.claim, self.target.hold = Claim("f00d", number), hold
+        return self.target.open(**options)
+
+
+@dataclass
+class _Successor:
+    """A driver that takes over amid another one's commit, runs that epoch and the next."""
+
+    drivers: Drivers
+    number: int
+    epoch: int
+    options: dict[str, str]
+    sink: Sink | None = None
+    begun: bool = False
+    """It takes the steps at which the other one stands still, too."""
+
+    def take_over(self) -> None:
+        if self.begun:
+            return
+        self.begun = True
+        try:
+            sink = self.drivers.open(self.number, **self.options)
+        except SinkUnavailable:
+            assert self.drivers.target.kind == "sqlite", "one machine has the file, and waits"
+            self.begun = False
+            self.drivers.newest = self.number - 1
+            return
+        write(sink, self.epoch, ROWS)
+        sink.commit(self.epoch + 1, _revised(sink, self.epoch + 1, self.epoch))
+        self.sink = sink
+
+
+def _revised(sink: Sink, epoch: int, of: int) -> list[Any]:
+    """The pieces of an epoch that says something else of the same ids than an earlier one."""
+    pieces = []
+    for shard in (0, 2):
+        alerts = [msgspec.json.decode(record(of, shard, row).value) for row in range(ROWS)]
+        records = [
+            record(of, shard, row)._replace(value=msgspec.json.encode(alert | {"amount": -1.0}))
+            for row, alert in enumerate(alerts)
+        ]
+        pieces.append(sink.stager().stage(epoch, shard, records))
+    return pieces
+
+
+def _amounts(target: Target, epoch: int) -> Counter[bool]:
+    """How many rows there are with ids of this epoch: as it had them first, and as revised."""
+    return Counter(
+        alert["amount"] < 0 for alert in target.read() if alert["id"].startswith(f"{epoch}-")
+    )
+
+
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_driver_that_stood_still_at_any_step_undoes_nothing_of_its_successor(
+    target: Target, every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "_BUSY_S", 0.01)
+    options = {"http": {"concurrency": "1"}, "sqlite": {"retry": "1ms"}}.get(target.kind, {})
+    if target.kind == "log":  # the copies' thread takes one after the other, for both drivers
+        monkeypatch.setattr(target, "seams", lambda sink: [(Control, "_attempt")])
+    drivers = Drivers(target)
+    sink = drivers.open(1, **options)
+    steps = commit_ending(target, sink, 0, None, raise_killed)
+    points = [(at, after) for at in range(steps) for after in (False, True)]
+    epoch = 1
+    for number, point in enumerate(points[::every], start=2):
+        successor = _Successor(drivers, number, epoch, options)
+        with suppress(CatchwaterError):
+            commit_ending(target, sink, epoch, point, successor.take_over)
+        sink.close()
+        successor.take_over()
+        assert successor.sink is not None
+        sink = successor.sink
+        revised = {True: 2 * ROWS} if target.replaces else {False: 2 * ROWS, True: 2 * ROWS}
+        assert _amounts(target, epoch) == revised, f"after standing still at {point}"
+        assert sink.last_epoch() == epoch + 1
+        epoch += 2
+    write(sink, epoch, ROWS)
+    if not target.replaces:
+        assert not reconcile.verify(sink, None).findings
+    sink.close()
+
+
+def test_a_driver_writes_nothing_once_its_successor_has_opened_the_sink(target: Target) -> None:
+    drivers = Drivers(target)
+    old = drivers.open(1)
+    write(old, 0, ROWS)
+    late = stage(old, 1, ROWS, salt="old")
+    new = drivers.open(2)
+    for _ in range(2):
+        with pytest.raises(Superseded, match=r"another driver|has taken its place"):
+            old.commit(1, late)
+    with pytest.raises(Superseded):
+        drivers.open(1)
+    new.commit(1, stage(new, 1, ROWS, salt="new"))
+    write(new, 2, ROWS)
+    with pytest.raises(Superseded):
+        old.commit(3, stage(old, 3, ROWS))
+    assert ids(target) == wanted(0, 2) + wanted(1, salt="new")
+    assert not reconcile.verify(new, None).findings
+    # Fences of another place, to which the checkpoint was moved, say nothing of these.
+    target.claim, target.hold = Claim("beef", 1), lambda: None
+    moved = target.open()
+    write(moved, 3, ROWS)
+    target.claim = None
+    folder = target.open()
+    write(folder, 4, ROWS)
+    assert folder.last_epoch() == 4
+    for sink in (old, new, moved, folder):
+        sink.close()
 
 
 def test_what_an_older_generation_wrote_behind_a_rollback_is_taken_back(target: Target) -> None:

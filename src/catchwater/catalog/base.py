@@ -143,10 +143,12 @@ class Catalog(ABC):
         `decide` is pure, for it may be called again when the database asks for another try; what
         it raises (a `CatchwaterError`) undoes everything and is the future's. Fails with
         `SessionFenced`, `CoordinatorMoved`, `EpochGap` (an epoch in the changes that does not
-        follow), and as every change of a shared catalog with `CatalogUnavailable` or
-        `CatalogUncertain`.
+        follow), `WriterFenced`, and as every change of a shared catalog with `CatalogUnavailable`
+        or `CatalogUncertain`.
         """
         changes, result = decide(commit.look(scope, db))
+        for pipeline, fence in changes.fences:
+            commit.hold_fence(pipeline, fence, db)
         for pipeline, sink, epoch in changes.epochs:
             commit.record_epoch(pipeline, sink, epoch, db)
         commit.write_changes(changes, db)

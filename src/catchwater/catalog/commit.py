@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from catchwater.catalog.db import Db
-from catchwater.catalog.errors import CoordinatorMoved, EpochGap, SessionFenced
+from catchwater.catalog.errors import CoordinatorMoved, EpochGap, SessionFenced, WriterFenced
 from catchwater.catalog.rows import (
     Changes,
     EpochCommit,
@@ -26,6 +26,7 @@ from catchwater.catalog.rows import (
     Scope,
     ScopeRows,
     Session,
+    SinkFence,
     Topic,
     TxnRow,
 )
@@ -133,6 +134,21 @@ def record_epoch(pipeline: str, sink: str, commit: EpochCommit, db: Db) -> None:
     spans = [(index, *span) for index, span in sorted(commit.offsets.items())]
     what = (commit.epoch, commit.topic, commit.records, json_text(spans), commit.checksum)
     db.query("sink_epoch_insert", pipeline, sink, *what)
+
+
+def hold_fence(pipeline: str, fence: SinkFence, db: Db) -> None:
+    """Keep drivers before this one from writing. Raises `WriterFenced` if it is such a one."""
+    db.query("name_lock", f"sink {pipeline} {fence.name}")
+    last = find_epoch(pipeline, fence.name, None, db)
+    if last is not None and last.epoch > fence.number:
+        raise WriterFenced(
+            f"Driver {fence.number} of pipeline {pipeline} may not write any more: driver "
+            f"{last.epoch} has taken its place.",
+            hint="The pipeline goes on there.",
+        )
+    if last is None or last.epoch < fence.number:
+        what = (fence.number, fence.topic, 0, json_text([]), "")
+        db.query("sink_epoch_insert", pipeline, fence.name, *what)
 
 
 def find_epoch(pipeline: str, sink: str, epoch: int | None, db: Db) -> EpochCommit | None:

@@ -69,6 +69,10 @@ class EpochGap(CatchwaterError):
     """A sink epoch is neither the next one nor one of the recorded ones."""
 
 
+class WriterFenced(CatchwaterError):
+    """A sink's epoch comes from a driver in whose place another one writes by now."""
+
+
 class RunsChanged(CatchwaterError):
     """The runs to be replaced are no longer what the caller saw; look again."""
 

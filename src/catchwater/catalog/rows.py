@@ -314,6 +314,15 @@ class EpochCommit:
     topic: str
 
 
+class SinkFence(NamedTuple):
+    """Which of a pipeline's drivers writes to a sink; kept as an epoch without records."""
+
+    name: str
+    """Of the sink and of what counts its drivers."""
+    number: int
+    topic: str
+
+
 @dataclass(
     slots=True
 )  # not frozen: one is made for every chunk, and that would take 5 times as long
@@ -336,6 +345,8 @@ class Changes:
     producer's transaction commits; stored after `ended` was dealt with."""
     epochs: Sequence[tuple[str, str, "EpochCommit"]] = ()
     """(pipeline, sink, epoch) to be recorded together with the chunks of that epoch."""
+    fences: Sequence[tuple[str, "SinkFence"]] = ()
+    """(pipeline, fence) that must not be behind the newest of that name, and is it afterwards."""
     payloads: Sequence[tuple[str, Buffer]] = ()
     """(object key, bytes) of chunks that travel in the commit itself (the WAL `postgres`)."""
 

@@ -115,6 +115,7 @@ class EpochWriter:
         written = {}
         for name, sink in self._sinks.items():
             began_s = self._clock.monotonic_s()
+            remote.hold(self._ledger.checkpoint)
             written[name] = sink.commit(epoch, staged[name])
             took_ms[name] = round((self._clock.monotonic_s() - began_s) * 1000, 1)
         return written

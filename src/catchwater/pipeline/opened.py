@@ -293,6 +293,8 @@ class OpenPipeline:
             control=self.control,
             generation=self.generation,
             clock=self.clock,
+            claim=remote.claim_of(self.config.checkpoint),
+            hold=partial(remote.hold, self.config.checkpoint),
         )
         return outlet_of(sink, self.specs, context)
 

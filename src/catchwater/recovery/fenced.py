@@ -26,7 +26,7 @@ import os
 import platform
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import cramjam
 import msgspec
@@ -69,6 +69,27 @@ class LeaseLost(CatchwaterError):
     """Another driver has taken this one's place: this one commits nothing any more."""
 
     exit_code = 5
+
+
+class Claim(NamedTuple):
+    """A fence as those know it to whom its holder writes: they refuse what an older one sends."""
+
+    log: str
+    """Which log it is of; fences of two logs say nothing of each other."""
+    fence: int
+
+    def __str__(self) -> str:
+        return f"{self.log}/{self.fence}"
+
+    def is_before(self, other: "Claim | None") -> bool:
+        """Whether the other one was taken later, as far as the two can be compared."""
+        return other is not None and other.log == self.log and other.fence > self.fence
+
+
+def parse_claim(text: str | None) -> Claim | None:
+    """The inverse of `str(claim)`; None for what is none."""
+    log, _, fence = (text or "").rpartition("/")
+    return Claim(log, int(fence)) if log and fence.isdigit() else None
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -195,11 +216,12 @@ class Writer:
     """The holder of a fence. Not for two threads at once, but `beat` may be called beside."""
 
     def __init__(
-        self, store: ObjectStore, clock: Clock, end: End, fence: int, mine: Holder, number: int
+        self, store: ObjectStore, clock: Clock, end: End, claim: Claim, mine: Holder, number: int
     ) -> None:
         self._store = store
         self._clock = clock
-        self.fence = fence
+        self.claim = claim
+        self.fence = claim.fence
         self.mine = mine
         self.files: Files = dict(end.files)
         """As the log has them."""
@@ -212,6 +234,8 @@ class Writer:
         self._full_bytes = sum(map(len, end.files.values()))
         self._beats = 0
         self._lost: LeaseLost | None = None
+        self._held_s = clock.monotonic_s()
+        """The last sign of life that was given while there was no successor."""
 
     def append(self, changes: Changes) -> None:
         """Commit changes, all or none. Raises `LeaseLost`, and `StoreError`: then it may be so.
@@ -219,6 +243,7 @@ class Writer:
         After a `StoreError` the same changes, and others, may be appended again.
         """
         self.check()
+        began_s = self._clock.monotonic_s()
         while True:
             number, record = self._number + 1, Record(self.fence, self.mine, dict(changes))
             try:
@@ -234,7 +259,7 @@ class Writer:
                 continue
             self._accept(record)
             break
-        self._refuse_successor()
+        self._refuse_successor(began_s)
         if self._number - self._full >= FULL_EVERY and self._bytes >= self._full_bytes:
             self._roll()
 
@@ -251,6 +276,16 @@ class Writer:
             raise self._lose(found.holder)
         self._refuse_successor()
 
+    def hold(self) -> None:
+        """Raise `LeaseLost` if another writer has begun to take this one's place.
+
+        A taker waits a whole lease for a sign of life, so the store is asked only where the last
+        one is half as long ago: after a standstill, or where renewing fails. Raises `StoreError`.
+        """
+        self.check()
+        if self._clock.monotonic_s() - self._held_s > self.mine.lease_ms / 1000 / 2:
+            self.look()
+
     def beat(self, *, released: bool = False) -> None:
         """Renew the lease, or let go of it, and delete what no reader begins with any more.
 
@@ -260,8 +295,9 @@ class Writer:
         self._beats += 1
         keep = self._keep
         told = Beat(self._beats, self._number, self._full, self._deleted, released)
+        began_s = self._clock.monotonic_s()
         self._store.put(_beat_key(self.fence), [msgspec.json.encode(told)])
-        self._refuse_successor()
+        self._refuse_successor(began_s)
         until = min(keep, self._deleted + DELETED_A_BEAT)
         for number in range(self._deleted, 0 if released else until):
             self._store.delete(_record_key(number))
@@ -285,9 +321,12 @@ class Writer:
         self._keep = before
         self._bytes, self._full_bytes = 0, sum(map(len, self.files.values()))
 
-    def _refuse_successor(self) -> None:
+    def _refuse_successor(self, alive_s: float | None = None) -> None:
+        """Raise `LeaseLost` if there is one; else a sign of life that began then has held."""
         if (next_ := _read(self._store, _fence_key(self.fence + 1), Fence)) is not None:
             raise self._lose(next_.holder)
+        if alive_s is not None:
+            self._held_s = max(self._held_s, alive_s)
 
     def _lose(self, to: Holder | None) -> LeaseLost:
         self._lost = LeaseLost(
@@ -337,7 +376,8 @@ def take(
         claimed = _read(store, _fence_key(fence), Fence)
         if behind or claimed is None or claimed.holder.token != mine.token:
             raise _held(store, claimed.holder if claimed else None)
-    writer = Writer(store, clock, end, fence, mine, number)
+    first = mine if fence == 1 else (_read(store, _fence_key(1), Fence) or record).holder
+    writer = Writer(store, clock, end, Claim(first.token, fence), mine, number)
     writer.beat()
     return writer
 

@@ -34,7 +34,7 @@ from catchwater.objects.base import StoreError
 from catchwater.objects.open import open_store
 from catchwater.recovery import checkpoint as spark_log
 from catchwater.recovery import fenced
-from catchwater.recovery.fenced import Changes, Files, Holder, LeaseLost
+from catchwater.recovery.fenced import Changes, Claim, Files, Holder, LeaseLost
 from catchwater.recovery.ledger import (
     FOLDER,
     EpochEntry,
@@ -117,6 +117,16 @@ class Remote:
     def check(self) -> None:
         """Raise `LeaseLost` if that is known by now."""
         self._writer.check()
+
+    def hold(self) -> None:
+        """The same, and ask the store after a standstill."""
+        with self._lock:
+            self._writer.hold()
+
+    @property
+    def claim(self) -> Claim:
+        """The fence that it was taken with."""
+        return self._writer.claim
 
     def keep(self) -> None:
         """Renew the lease until `release`, on a thread of its own."""
@@ -277,6 +287,21 @@ def check(folder: Path) -> None:
     """Raise `LeaseLost` if another driver has taken over."""
     if (remote := _taken.get(folder)) is not None:
         remote.check()
+
+
+def hold(folder: Path) -> None:
+    """Raise `LeaseLost` if another driver has taken over; asks the store after a standstill only.
+
+    For what can be asked right before each thing that cannot be taken back. Raises `StoreError`.
+    """
+    if (remote := _taken.get(folder)) is not None:
+        remote.hold()
+
+
+def claim_of(folder: Path) -> Claim | None:
+    """The fence this process holds; None: none, or the folder is a checkpoint itself."""
+    remote = _taken.get(folder)
+    return remote.claim if remote else None
 
 
 # Not held by this process.

@@ -252,10 +252,19 @@ class Control:
         topic: str,
         staged: Iterable[str],
         checksum: str,
+        fence: tuple[str, int] | None = None,
     ) -> dict[str, Any]:
-        """Commit the staged objects as this epoch; `already` tells a repetition."""
-        content = {"topic": topic, "staged": list(staged), "checksum": checksum}
+        """Commit the staged objects as this epoch; `already` tells a repetition.
+
+        `fence`: name and number of the driver, which is refused where a later one has written.
+        """
+        content = {"topic": topic, "staged": list(staged), "checksum": checksum} | _fence(fence)
         return self.request("PUT", _path("sinks", pipeline, sink, "epochs", str(epoch)), content)
+
+    def fence_sink(self, pipeline: str, sink: str, *, topic: str, fence: tuple[str, int]) -> None:
+        """Let no driver before this one commit epochs of this sink any more."""
+        content = {"topic": topic} | _fence(fence)
+        self.request("PUT", _path("sinks", pipeline, sink, "fence"), content)
 
     def last_epoch(self, pipeline: str, sink: str) -> dict[str, Any] | None:
         """The last epoch that this sink of the pipeline committed, if any."""
@@ -367,6 +376,10 @@ def _halves(wanted: Sequence[Wanted]) -> tuple[Sequence[Wanted], Sequence[Wanted
     if at == one.start:
         return None
     return [one._replace(end=at)], [one._replace(start=at)]
+
+
+def _fence(fence: tuple[str, int] | None) -> dict[str, Any]:
+    return {} if fence is None else {"fence": {"name": fence[0], "number": fence[1]}}
 
 
 def _path(*names: str) -> str:

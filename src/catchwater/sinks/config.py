@@ -27,6 +27,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError, ConfigError, duration_ms, nearest
+from catchwater.recovery.fenced import Claim
 from catchwater.replay.control import Control
 from catchwater.sinks.base import Sink, TargetState
 from catchwater.sinks.marks import Owner
@@ -74,10 +75,14 @@ class SinkContext:
     """The type of the function's outputs; None: dead letters or late events."""
     output_id: tuple[str, ...] = ()
     clock: Clock = SYSTEM
+    claim: Claim | None = None
+    """The fence of this driver, where the checkpoint is at a URL and this process holds it."""
+    hold: Callable[[], None] = lambda: None
+    """Raises `LeaseLost` where another driver has taken over; cheap enough for each request."""
 
     def owner(self, sink: str) -> Owner:
         """The writer of this sink's target."""
-        return Owner(self.pipeline, sink, self.generation)
+        return Owner(self.pipeline, sink, self.generation, self.claim)
 
 
 # The declaration of a kind

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from catchwater.config import CatchwaterError
+from catchwater.recovery.fenced import Claim
 from catchwater.recovery.ledger import SinkEpoch
 from catchwater.sinks.base import (
     EpochDiffers,
@@ -44,6 +45,8 @@ class Owner(NamedTuple):
     sink: str
     generation: int = 0
     """Raised by a rollback, which withdraws what older generations wrote after it."""
+    claim: Claim | None = None
+    """The fence of the driver that writes; None: its checkpoint is a folder, or it only reads."""
 
     def __str__(self) -> str:
         """As targets store it."""
@@ -85,6 +88,8 @@ class TargetEpochs(NamedTuple):
     """The newest epoch with a mark; None if there is none."""
     mark: Mark | None = None
     """The mark of the epoch to be written, if it has one."""
+    claim: Claim | None = None
+    """The fence of the last driver that has opened it to write."""
 
 
 def admit(owner: Owner, known: TargetEpochs, mark: Mark) -> Mark | None:
@@ -92,7 +97,7 @@ def admit(owner: Owner, known: TargetEpochs, mark: Mark) -> Mark | None:
 
     Raises `Superseded`, `EpochDiffers`, `EpochMissing`.
     """
-    refuse_superseded(owner, known.generation)
+    refuse_superseded(owner, known.generation, known.claim)
     if known.mark is not None:
         if known.mark.checksum != mark.checksum:
             raise EpochDiffers(
@@ -112,8 +117,15 @@ def admit(owner: Owner, known: TargetEpochs, mark: Mark) -> Mark | None:
     return None
 
 
-def refuse_superseded(owner: Owner, generation: int) -> None:
-    """Raise `Superseded` if a newer generation than the owner's writes to the target."""
+def refuse_superseded(owner: Owner, generation: int, claim: Claim | None = None) -> None:
+    """Raise `Superseded` if a newer generation, or a later driver, writes to the target."""
+    if owner.claim is not None and owner.claim.is_before(claim):
+        raise Superseded(
+            f"The sink {owner.sink!r} of {owner.pipeline!r} was taken over by another driver "
+            "of its checkpoint; nothing was written to it from here since.",
+            hint="Nothing is to be done: the pipeline goes on there. This driver was silent for "
+            "longer than its lease.",
+        )
     if generation > owner.generation:
         raise Superseded(
             f"The sink {owner.sink!r} of {owner.pipeline!r} is written by generation {generation}; "
@@ -131,6 +143,18 @@ class Marks(msgspec.Struct, frozen=True):
     newest: int | None = None
     epochs: tuple[Mark, ...] = ()
     """Epochs to which a restore may go back, oldest first."""
+    claim: Claim | None = None
+    """The fence of the last driver that has written here, or is about to."""
+
+    @classmethod
+    def none(cls, owner: Owner) -> "Marks":
+        """Those of a target in which nothing is yet."""
+        return cls(owner.pipeline, owner.sink, owner.generation)
+
+    def claimed(self, owner: Owner) -> "Marks":
+        """The marks as this driver may change them. Raises `Superseded` if a later one may."""
+        refuse_superseded(owner, owner.generation, self.claim)
+        return self if owner.claim is None else msgspec.structs.replace(self, claim=owner.claim)
 
     @property
     def owner(self) -> Owner:

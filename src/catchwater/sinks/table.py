@@ -39,6 +39,7 @@ from catchwater.sinks.table_target import (
     Target,
     Transaction,
     Writer,
+    claim_of,
     quoted,
 )
 
@@ -247,6 +248,9 @@ class TableSink:
             # Another driver of this sink waits here, and finds our marks afterwards.
             transaction.lock(str(self._owner))
             generation = self._generation(transaction)
+            if self._owner.claim is not None:
+                claim = claim_of(transaction, self._owner)
+                refuse_superseded(self._owner, generation, claim)
             if not self._exactly_once:
                 refuse_superseded(self._owner, generation)
             elif admit(self._owner, self._known(transaction, generation, mark.epoch), mark):
@@ -316,7 +320,8 @@ class TableSink:
     def _withdraw(self, after: int) -> bool:
         with self._database.transaction() as transaction:
             transaction.lock(str(self._owner))
-            refuse_superseded(self._owner, self._generation(transaction))
+            claim = claim_of(transaction, self._owner) if self._owner.claim else None
+            refuse_superseded(self._owner, self._generation(transaction), claim)
             raised = transaction.execute(
                 f"UPDATE catchwater_sinks SET generation = ? WHERE {_OURS} AND generation < ? "
                 "RETURNING generation",

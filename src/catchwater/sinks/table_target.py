@@ -16,9 +16,10 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 from catchwater.config import ConfigError
+from catchwater.recovery.fenced import Claim, parse_claim
 from catchwater.sinks.base import TargetDiffers, TargetState, TargetTaken
 from catchwater.sinks.columns import ROW_COLUMNS, Column, ColumnKind
-from catchwater.sinks.marks import Owner
+from catchwater.sinks.marks import Owner, refuse_superseded
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,55}(?:\.[A-Za-z_][A-Za-z0-9_]{0,55})?")
 
@@ -57,6 +58,10 @@ class Transaction(Protocol):
 
     def lock(self, name: str) -> None:
         """Take a lock of this name, which is held until the transaction ends."""
+        ...
+
+    def seize(self, name: str) -> None:
+        """The same, and undo the transactions that hold it, as far as that can be done."""
         ...
 
 
@@ -136,6 +141,9 @@ CREATE TABLE IF NOT EXISTS catchwater_epochs (
 UNDO_COLUMNS = ("catchwater_undo_epoch", "catchwater_existed")
 """The undo table's own columns, which come before those of the table."""
 
+_CLAIM = "ALTER TABLE catchwater_sinks ADD COLUMN claim text"
+"""Only where a checkpoint is at a URL; the fence of the driver that writes."""
+
 
 class Writer(NamedTuple):
     """The writer of a table, the table, and the mode."""
@@ -144,6 +152,14 @@ class Writer(NamedTuple):
     table: str
     output_id: tuple[str, ...] = ()
     """If not empty, a later row with the same values in these columns replaces an earlier one."""
+
+
+def claim_of(transaction: Transaction, owner: Owner) -> Claim | None:
+    """The fence of the driver that has last opened the sink; only for one that has one itself."""
+    found = transaction.execute(
+        "SELECT claim FROM catchwater_sinks WHERE pipeline = ? AND sink = ?", owner.name
+    )
+    return parse_claim(found[0][0]) if found else None
 
 
 def checked_names(table: str) -> tuple[str, str]:
@@ -215,6 +231,7 @@ class Target:
                 if not self._database.columns(transaction, checked_table(table)):
                     transaction.execute(statement)
             self._claim(transaction)
+            self._fence(transaction)
             self._compare(transaction)
             if self.name not in self._there(transaction):
                 transaction.execute(self._definition())
@@ -268,10 +285,25 @@ class Target:
             [*self.owner, self._writer.table, self._writer.owner.generation],
         )
 
+    def _fence(self, transaction: Transaction) -> None:
+        """Let no earlier driver of the checkpoint write any more. Raises `Superseded`."""
+        owner = self._writer.owner
+        if owner.claim is None:
+            return
+        if "claim" not in self._database.columns(transaction, checked_table("catchwater_sinks")):
+            transaction.execute(_CLAIM)
+        refuse_superseded(owner, owner.generation, claim_of(transaction, owner))
+        # One that stands still amid an epoch would keep all others waiting.
+        transaction.seize(str(owner))
+        transaction.execute(
+            "UPDATE catchwater_sinks SET claim = ? WHERE pipeline = ? AND sink = ?",
+            [str(owner.claim), *owner.name],
+        )
+
     def _refuse_claimed(
         self, transaction: Transaction, claims: Sequence[tuple[str, str, str]]
     ) -> None:
-        (pipeline, sink, _), table, _ = self._writer
+        (pipeline, sink), table = self._writer.owner.name, self._writer.table
         tables = [table, *(target for _, _, target in claims)]
         wanted, *taken = self._database.full_names(transaction, tables)
         for (owner, name, target), full_name in zip(claims, taken, strict=True):

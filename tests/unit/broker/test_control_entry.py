@@ -71,6 +71,7 @@ async def call(
 
 PIN = {"owner": "o", "positions": [{"topic": "open", "partition": 0, "offset": 0}]}
 EPOCH = {"topic": "open", "staged": []}
+FENCE = {"topic": "open", "fence": {"name": "f", "number": 1}}
 REQUESTS = [
     ("GET", "/metrics", None),
     ("GET", "/api/v1/cluster", None),
@@ -80,6 +81,7 @@ REQUESTS = [
     ("PUT", "/api/v1/pins/p", PIN),
     ("PUT", "/api/v1/sinks/alices-p/s/epochs/1", EPOCH),
     ("PUT", "/api/v1/sinks/others/s/epochs/9000000000000000", EPOCH),
+    ("PUT", "/api/v1/sinks/alices-p/s/fence", FENCE),
 ]
 
 

@@ -234,6 +234,7 @@ async def call(broker: Any, method: str, path: str, body: Any = None) -> tuple[i
         (Operation.READ, "POST", "/api/v1/plans", {"ranges": []}),
         (Operation.DESCRIBE, "GET", f"/api/v1/topics/{SECRET}", {}),
         (Operation.WRITE, "PUT", "/api/v1/sinks/p/s/epochs/1", {"staged": []}),
+        (Operation.WRITE, "PUT", "/api/v1/sinks/p/s/fence", {"fence": {"name": "f", "number": 1}}),
     ],
 )
 async def test_the_control_api_answers_403(client, deny, operation, method, path, body) -> None:

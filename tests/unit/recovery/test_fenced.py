@@ -62,6 +62,41 @@ def test_a_silent_holder_is_waited_for_a_whole_lease_and_then_commits_nothing() 
     assert read_end(store).files == {"a": b"1", "b": b"3"}
 
 
+def test_a_holder_that_has_just_shown_that_it_lives_need_not_ask() -> None:
+    class Asked(MemoryStore):
+        times = 0
+
+        def get(self, key: str) -> bytes:
+            self.times += 1
+            return super().get(key)
+
+    store, clock = Asked(), ManualClock()
+    first = take(store, clock, lease_ms=LEASE_MS)
+    first.append({"a": b"1"})
+    asked = store.times
+    clock.advance(LEASE_MS // 2)
+    first.hold()
+    assert store.times == asked
+    clock.advance(1)
+    first.hold()
+    assert store.times > asked
+    # To ask is no sign of life, and to beat is.
+    asked = store.times
+    first.hold()
+    assert store.times > asked
+    first.beat()
+    asked = store.times
+    first.hold()
+    assert store.times == asked
+    # It stands still, and wakes when another has its place.
+    second = take(store, clock)
+    with pytest.raises(LeaseLost, match="has taken over"):
+        first.hold()
+    assert second.claim.log == first.claim.log
+    assert first.claim.is_before(second.claim) and not second.claim.is_before(first.claim)
+    assert not first.claim.is_before(take(MemoryStore(), clock).claim)
+
+
 @pytest.mark.parametrize("sign_of_life", ["beat", "append"])
 def test_a_holder_that_lives_keeps_it(sign_of_life: str) -> None:
     store = MemoryStore()

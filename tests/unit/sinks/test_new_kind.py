@@ -95,7 +95,7 @@ class LinesSink:
 
     def _load(self):
         if not self._path.exists():
-            return Marks(*self._owner)
+            return Marks.none(self._owner)
         return decode_marks(json.dumps(json.loads(self._path.read_text())["marks"]), "lines")
 
     def _lines(self):

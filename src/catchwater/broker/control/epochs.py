@@ -11,13 +11,24 @@ from catchwater.broker.broker import Broker
 from catchwater.broker.control.entry import ByHandler, Caller, entry
 from catchwater.broker.control.replies import Refusal, json_reply, read_body
 from catchwater.broker.gate import Operation
-from catchwater.catalog.rows import EpochCommit
+from catchwater.catalog.rows import EpochCommit, SinkFence
+
+
+class _Fence(msgspec.Struct):
+    name: str
+    number: int
+
+
+class _FenceBody(msgspec.Struct):
+    topic: str
+    fence: _Fence
 
 
 class _EpochBody(msgspec.Struct):
     topic: str
     staged: list[str]
     checksum: str = ""
+    fence: _Fence | None = None
 
 
 class Epochs:
@@ -34,6 +45,7 @@ class Epochs:
             entry(self._broker, sink, self.last_epoch, shows),
             entry(self._broker, epoch, self.epoch, shows),
             entry(self._broker, epoch, self.commit_epoch, ByHandler(Operation.WRITE), "PUT"),
+            entry(self._broker, sink + "/fence", self.fence, ByHandler(Operation.WRITE), "PUT"),
         ]
 
     async def last_epoch(self, request: Request, caller: Caller) -> Response:
@@ -63,9 +75,23 @@ class Epochs:
         caller.check(Operation.WRITE, body.topic)
         await self._log.look_up([body.topic])
         commit = await self._log.epochs.commit(
-            path["pipeline"], path["sink"], path["epoch"], body.topic, body.staged, body.checksum
-        )
+            path["pipeline"], path["sink"], path["epoch"], body.topic, body.staged, body.checksum,
+            _fence(path["sink"], body.fence, body.topic) if body.fence else None,
+        )  # fmt: skip
         return json_reply(_epoch(commit))
+
+    async def fence(self, request: Request, caller: Caller) -> Response:
+        body = await read_body(request, _FenceBody)
+        path = request.path_params
+        caller.check_pipeline(Operation.WRITE, path["pipeline"])
+        caller.check(Operation.WRITE, body.topic)
+        await self._log.epochs.fence(path["pipeline"], _fence(path["sink"], body.fence, body.topic))
+        return json_reply({"fence": body.fence.number})
+
+
+def _fence(sink: str, fence: _Fence, topic: str) -> SinkFence:
+    """One name for all generations of a sink, which are `<sink>@<generation>` here."""
+    return SinkFence(f"{sink.partition('@')[0]}:driver:{fence.name}", fence.number, topic)
 
 
 def _epoch(commit: EpochCommit) -> dict[str, Any]:

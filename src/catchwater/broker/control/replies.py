@@ -23,6 +23,7 @@ from catchwater.catalog.errors import (
     TooManyReports,
     TopicExists,
     TopicUnknown,
+    WriterFenced,
 )
 from catchwater.catalog.rows import Topic
 from catchwater.config import CatchwaterError
@@ -55,6 +56,7 @@ _STATUSES: Mapping[type[CatchwaterError], tuple[int, str]] = {
     WalReadError: (404, "NO_OBJECT"),
     PlanTooLarge: (413, "PLAN_TOO_LARGE"),
     EpochGap: (409, "EPOCH_GAP"),
+    WriterFenced: (409, "WRITER_FENCED"),
     StagedDamaged: (422, "STAGED_DAMAGED"),
     TooManyReports: (507, "TOO_MANY_REPORTS"),
     CatalogFull: (507, "STORAGE_FULL"),

@@ -10,7 +10,14 @@ from dataclasses import replace
 from functools import partial
 
 from catchwater.catalog.errors import EpochGap, TopicUnknown
-from catchwater.catalog.rows import Changes, EpochCommit, PartitionKey, Scope, ScopeRows
+from catchwater.catalog.rows import (
+    Changes,
+    EpochCommit,
+    PartitionKey,
+    Scope,
+    ScopeRows,
+    SinkFence,
+)
 from catchwater.log.core import Core
 from catchwater.log.format.chunk import Chunk
 from catchwater.log.storage import StagedDamaged, load_staged
@@ -23,12 +30,23 @@ class Epochs:
     def __init__(self, core: Core) -> None:
         self._core = core
 
+    async def fence(self, pipeline: str, fence: SinkFence) -> None:
+        """Let no driver before this one commit any more. Raises `WriterFenced`."""
+
+        async def change() -> None:
+            changes = Changes(fences=[(pipeline, fence)])
+            await self._core.committer.transact(Scope(), lambda seen: (changes, None))
+
+        await self._core.writer.between_chunks(change)
+
     async def commit(
-        self, pipeline: str, sink: str, epoch: int, topic: str, staged: Sequence[str], checksum: str
-    ) -> EpochCommit:
+        self, pipeline: str, sink: str, epoch: int, topic: str, staged: Sequence[str],
+        checksum: str, fence: SinkFence | None = None,
+    ) -> EpochCommit:  # fmt: skip
         """Make staged chunks part of the topic, once: a known epoch answers what it got then.
 
-        Raises `EpochGap`, `TopicUnknown` or `StagedDamaged`; nothing has changed then.
+        Raises `EpochGap`, `WriterFenced`, `TopicUnknown` or `StagedDamaged`; nothing has changed
+        then.
         """
         core = self._core
         known = await asyncio.to_thread(core.catalog.epoch, pipeline, sink, epoch)
@@ -45,7 +63,7 @@ class Epochs:
                 return known
             if taken:
                 raise StagedDamaged(f"{min(taken)} belongs to the log already.")
-            decide = partial(_decide, pipeline, sink, epoch, topic, chunks, checksum)
+            decide = partial(_decide, pipeline, sink, epoch, topic, chunks, checksum, fence)
             scope = Scope(partitions=sorted(_partitions(chunks)))
             try:
                 commit, changes = await core.committer.transact(scope, decide)
@@ -82,6 +100,7 @@ def _decide(
     topic: str,
     chunks: Mapping[str, Chunk],
     checksum: str,
+    fence: SinkFence | None,
     seen: ScopeRows,
 ) -> tuple[Changes, tuple[EpochCommit, Changes]]:
     """For `Catalog.transact`: the chunks behind what is there, and the epoch's mark with them."""
@@ -95,5 +114,6 @@ def _decide(
     }
     records = sum(run.record_count for run in changes.runs)
     commit = EpochCommit(False, epoch, records, offsets, checksum, topic)
-    changes = replace(changes, epochs=[(pipeline, sink, commit)])
+    fences = [(pipeline, fence)] if fence else []
+    changes = replace(changes, epochs=[(pipeline, sink, commit)], fences=fences)
     return changes, (commit, changes)

@@ -20,7 +20,7 @@ import json
 import re
 import ssl
 import string
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -32,8 +32,7 @@ from zlib import crc32
 
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError, ConfigError, Restart
-from catchwater.objects.base import ObjectMissing
-from catchwater.objects.open import place
+from catchwater.recovery.fenced import Claim
 from catchwater.recovery.ledger import SinkEpoch
 from catchwater.sinks.base import (
     Fix,
@@ -64,7 +63,8 @@ from catchwater.sinks.config import (
     without_secrets,
     without_user,
 )
-from catchwater.sinks.marks import Mark, Marks, Owner, decode_marks
+from catchwater.sinks.kept_marks import KeptMarks
+from catchwater.sinks.marks import Mark, Marks, Owner
 
 if TYPE_CHECKING:
     from catchwater.sinks.config import SinkContext
@@ -80,6 +80,9 @@ _BODY = (Column("body", "json"),)
 _NAMES = ("key", "id", "row")
 _TOO_MANY = 429
 _PORTS = {"http": 80, "https": 443}
+
+FENCE_HEADER = "Catchwater-Fence"
+"""`<fence>; log=<log>`: an endpoint that has seen a higher fence of this log may refuse it."""
 
 
 # Many requests to one server
@@ -113,6 +116,8 @@ class Endpoint:
         retry_ms: int,
         authorization: str,
         clock: Clock,
+        claim: Claim | None = None,
+        hold: Callable[[], None] = lambda: None,
     ) -> None:
         """Opens nothing yet. Raises `ConfigError` for a URL that is none."""
         if not _is_address(url):
@@ -135,6 +140,9 @@ class Endpoint:
         self._timeout_s = timeout_ms / 1000
         self._retry_ms = retry_ms
         self._headers = {"Authorization": authorization.strip()} if authorization else {}
+        if claim is not None:
+            self._headers[FENCE_HEADER] = f"{claim.fence}; log={claim.log}"
+        self._hold = hold
         self._clock = clock
         self._connections: list[http.client.HTTPConnection | None] = [None] * concurrency
         self._workers = ThreadPoolExecutor(concurrency, thread_name_prefix="catchwater-http")
@@ -175,6 +183,8 @@ class Endpoint:
         """The answer; None if another worker gave up meanwhile."""
         patience = Patience(self._clock, self._retry_ms)
         while not stop.is_set():
+            # What a successor has sent since must not be replaced by what is older.
+            self._hold()
             try:
                 return self._attempt(worker, request)
             except SinkUnavailable as error:
@@ -327,6 +337,9 @@ class HttpSink:
         self._replaces = config.options.method == "PUT" and names.names_records
         self.retracts = self._replaces and names.are_identities
         self._oldest = 0
+        nothing = Marks(owner.pipeline, config.name, 0)
+        self._kept = KeptMarks(truth.store, f"{truth.folder}/marks", owner, nothing)
+        self._kept.claim()
 
     def stager(self) -> "StagedFile":
         return self.truth.stager()
@@ -334,27 +347,28 @@ class HttpSink:
     def commit(self, epoch: int, staged: Iterable[Staged]) -> SinkEpoch:
         pieces = sorted(staged, key=lambda piece: piece.shard)
         mark = Mark.of(epoch, self._owner.generation, pieces)
-        marks = self._marks()
+        marks = self._kept.read()
         done = marks.admit(mark) if self._config.exactly_once else None
         if done is None:
             self.truth.record(epoch, pieces, self._clock.now_ms())
             for piece in pieces:
                 self._send(self._rows_of(epoch, piece))
             if self._config.exactly_once:
-                self._write(marks.written(mark, self._oldest))
+                self._kept.write(marks.written(mark, self._oldest))
         return mark.sink_epoch(self._endpoint.place)
 
     def last_epoch(self) -> int | None:
         """The newest epoch of which all records were acknowledged."""
-        return self._marks().newest
+        return self._kept.read().newest
 
     def withdraw(self, after: int) -> None:
         """Restore the records that older generations replaced, delete those they added.
 
         Raises `RowsUnreadable` where URLs do not name records, or staged epochs are gone.
         """
-        marks, gone = self._marks().withdrawn(after, self._owner.generation)
-        if marks == self._marks():
+        before = self._kept.read()
+        marks, gone = before.withdrawn(after, self._owner.generation)
+        if marks == before:
             return
         kept = self.truth.epochs()
         undone = sorted({*gone, *(epoch for epoch in kept if epoch > after)})
@@ -368,7 +382,7 @@ class HttpSink:
                     hint='Set keep = "7d", or as long as a rollback may reach.',
                 )
             self._put_back([epoch for epoch in kept if epoch <= after], undone)
-        self._write(marks)
+        self._kept.write(marks)
         self.truth.withdraw(after)
 
     def identity(self, record: OutputRecord) -> bytes | None:
@@ -474,19 +488,6 @@ class HttpSink:
                 hint='Choose method = "PUT" and a URL with {key} or {id}.',
             )
 
-    def _marks(self) -> Marks:
-        store, key = self.truth.store, f"{self.truth.folder}/marks.json"
-        where = place(store, key)
-        try:
-            marks = decode_marks(store.get(key), where)
-        except ObjectMissing:
-            return Marks(self._owner.pipeline, self.name, 0)
-        marks.owned_by(self._owner, where)
-        return marks
-
-    def _write(self, marks: Marks) -> None:
-        self.truth.store.put(f"{self.truth.folder}/marks.json", [marks.encode()])
-
 
 def _digest(body: bytes) -> bytes:
     try:
@@ -552,6 +553,8 @@ def _endpoint(config: SinkConfig, context: "SinkContext") -> Endpoint:
         retry_ms=options.retry_ms,
         authorization=options.authorization,
         clock=context.clock,
+        claim=context.claim,
+        hold=context.hold,
     )
 
 

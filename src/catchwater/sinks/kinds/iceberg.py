@@ -174,8 +174,13 @@ class IcebergSink:
             table = self._catalog.create_table_if_not_exists(
                 self._table, self._columns.schema, properties=_NEW_TABLE
             )
-        self._marks(table)
+        marks = self._marks(table)
         self._fit(table)
+        if marks.claim is not None:
+            table = self._load()
+            with table.transaction() as change:
+                marks = self._marks(table)
+                change.set_properties({MARKS_PROPERTY: marks.encode().decode()})
 
     def _fit(self, table: "Table") -> None:
         """Add missing columns; refuse outputs that the table cannot take."""
@@ -196,10 +201,10 @@ class IcebergSink:
     def _marks(self, table: "Table") -> Marks:
         kept = table.properties.get(MARKS_PROPERTY)
         if kept is None:
-            return Marks(*self._owner)
+            return Marks.none(self._owner).claimed(self._owner)
         found = decode_marks(kept, f"the table {self._table}")
         found.owned_by(self._owner, f"The table {self._table}")
-        return found
+        return found.claimed(self._owner)
 
     def _commit(self, mark: Mark, pieces: list[Staged]) -> Mark:
         table = self._load()

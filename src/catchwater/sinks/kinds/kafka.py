@@ -32,6 +32,7 @@ from catchwater.sinks.base import (
     SinkRow,
     SinkUnavailable,
     Staged,
+    Superseded,
     TargetState,
     patiently,
     record_digest,
@@ -118,6 +119,8 @@ class KafkaSink:
         """The ledger's marks; while there is a writer no other process can change them."""
         self._oldest = 0
         self._patiently(self._create_topics)
+        if terms.exactly_once and terms.owner.claim is not None:
+            self._patiently(self._claim)
 
     def stager(self) -> "StagedFile":
         return self.truth.stager()
@@ -246,10 +249,19 @@ class KafkaSink:
         from catchwater.sinks.kafka_client import Writer
 
         if self._writer is None:
+            owner = self._terms.owner
+            if owner.claim is not None:
+                # Before a writer is opened, which would end the transaction of a later driver.
+                self._read_marks().claimed(owner)
             id_of_sink = self._transactional_id() if self._terms.exactly_once else None
             self._writer = Writer(self._brokers, id_of_sink, {})
-            self._marks = self._read_marks(_HIDDEN_S)
+            self._marks = self._read_marks(_HIDDEN_S).claimed(owner)
         return self._marks
+
+    def _claim(self) -> None:
+        """Let no earlier driver of the checkpoint write any more. Raises `Superseded`."""
+        marks = self._open()
+        self._write((), lambda offsets: marks)
 
     def _write(
         self, messages: "Iterable[Message]", marked: "Callable[[Offsets], Marks] | None"
@@ -268,7 +280,13 @@ class KafkaSink:
             now_ms = self._clock.now_ms()
             return Message(LEDGER_TOPIC, self._who, marks.encode(), now_ms)
 
-        offsets = writer.write(messages, ledger_record if marked else None)
+        try:
+            offsets = writer.write(messages, ledger_record if marked else None)
+        except Superseded as fenced:
+            if self._terms.owner.claim is None:
+                raise
+            # By an earlier driver that woke, perhaps: the marks say which of the two is the later.
+            raise SinkUnavailable(str(fenced), hint=fenced.hint) from fenced
         self._writer, self._marks = writer, marks
         return offsets
 

@@ -10,11 +10,11 @@ The stager for the tasks is in `log_stager`.
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
@@ -35,6 +35,7 @@ from catchwater.sinks.base import (
     Staged,
     StagedRow,
     Stager,
+    Superseded,
     TargetDiffers,
     TargetState,
     epoch_checksum,
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from catchwater.sinks.config import SinkContext
     from catchwater.sinks.log_stager import LogAppender, LogStager
     from catchwater.sinks.staged import Archive
+
+T = TypeVar("T")
 
 WITHDRAWN, REPAIRED = ":withdrawn", ":repaired"
 _CHUNK_RECORDS = 50_000
@@ -81,6 +84,8 @@ class LogSink:
         self._clock = clock
         self._owner = marks.owner
         refuse_superseded(marks.owner, marks.newest_generation())
+        if marks.owner.claim is not None and appender is None:
+            self._asking(self._fence)
 
     def stager(self) -> Stager:
         return self._appender or self._stager
@@ -196,14 +201,26 @@ class LogSink:
     def _commit(
         self, number: int, staged: list[str], checksum: str, suffix: str = ""
     ) -> dict[str, Any]:
+        name = self._marks.name(self._owner.generation, suffix)
+        fenced: dict[str, Any] = {"fence": self._owner.claim} if self._owner.claim else {}
+        return self._asking(
+            lambda: self._control.commit_epoch(
+                self._owner.pipeline, name, number, topic=self._topic, staged=staged,
+                checksum=checksum, **fenced,
+            )
+        )  # fmt: skip
+
+    def _fence(self) -> None:
+        """Let no earlier driver of the checkpoint commit any more. Raises `Superseded`."""
+        (pipeline, sink), claim = self._owner.name, self._owner.claim
+        assert claim is not None
+        self._control.fence_sink(pipeline, sink, topic=self._topic, fence=claim)
+
+    def _asking(self, ask: Callable[[], T]) -> T:
         from catchwater.replay.control import ControlRefused, ControlUnreachable
 
-        name = self._marks.name(self._owner.generation, suffix)
-        pipeline = self._owner.pipeline
         try:
-            return self._control.commit_epoch(
-                pipeline, name, number, topic=self._topic, staged=staged, checksum=checksum
-            )
+            return ask()
         except ControlRefused as refusal:
             named = self._named(refusal)
             if named is None:
@@ -215,6 +232,8 @@ class LogSink:
     def _named(self, refusal: "ControlRefused") -> CatchwaterError | None:
         """A refused commit as an error for the user; None if the refusal says enough."""
         match refusal.code:
+            case "WRITER_FENCED":
+                return Superseded(str(refusal), hint=refusal.hint)
             case "EPOCH_GAP":
                 return EpochMissing(str(refusal), hint=refusal.hint)
             case "STORAGE_FULL":

@@ -1,7 +1,7 @@
 """Parquet: files below a URL, for readers without any knowledge of Catchwater.
 
     epoch-00000000000000000012.parquet     one file for each epoch with outputs
-    _catchwater/marks.json                 the writer of this folder, and its epochs
+    _catchwater/marks.json                 the writer of this folder, and its epochs (`kept_marks`)
 
 The driver writes the staged outputs of an epoch as one file and stores it by create-if-absent under
 the epoch's name, with the mark in its footer: that one request is the commit. So a reader of the
@@ -15,7 +15,7 @@ not merge small files, because no store can replace several files by one atomica
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
@@ -59,6 +59,7 @@ from catchwater.sinks.config import (
     without_secrets,
     without_user,
 )
+from catchwater.sinks.kept_marks import KeptMarks
 from catchwater.sinks.marks import Mark, Marks, Owner, decode_marks
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ if TYPE_CHECKING:
     from catchwater.sinks.config import SinkContext
     from catchwater.sinks.staged import Archive, StagedFile
 
-MARKS_KEY = "_catchwater/marks.json"
+MARKS = "_catchwater/marks"
 
 _FOOTER_KEY = b"catchwater"
 _NAME = re.compile(r"epoch-(\d{20})\.parquet")
@@ -83,19 +84,26 @@ class ParquetSink:
         *,
         owner: Owner,
         clock: Clock = SYSTEM,
+        hold: Callable[[], None] = lambda: None,
     ) -> None:
-        """Raises `TargetTaken`, and `TargetDiffers` where the files have other columns."""
+        """`hold` is asked before a file is written.
+
+        Raises `TargetTaken`, and `TargetDiffers` where the files have other columns.
+        """
         self.name = owner.sink
         self.retracts = False  # no column could say that a row takes back another
         self.truth = truth
         self._store = store
         self._columns = columns
         self._owner = owner
-        self._nothing = Marks(*owner)
+        self._nothing = Marks.none(owner).claimed(owner)
+        self._kept = KeptMarks(store, MARKS, owner, self._nothing)
+        self._hold = hold
         self._clock = clock
         self._oldest = 0
         with self._target():
-            self._check_columns(self._marks())
+            self._check_columns(self._kept.read())
+            self._kept.claim()
 
     def stager(self) -> "StagedFile":
         return self.truth.stager()
@@ -105,29 +113,29 @@ class ParquetSink:
         pieces = sorted(staged, key=lambda piece: piece.shard)
         mark = Mark.of(epoch, self._owner.generation, pieces)
         with self._target():
-            found = self._marks().admit(mark)
+            found = self._kept.read().admit(mark)
             if found is None:
                 self.truth.record(epoch, pieces, self._clock.now_ms())
                 if mark.records:
                     self._create(mark, self._columns.table(self.truth.rows(epoch)))
                 # Looked at again, as late as possible: writing took time, and another driver of
                 # the pipeline may have gone on meanwhile.
-                marks = self._marks()
+                marks = self._kept.read()
                 if marks.admit(mark) is None:
-                    self._keep(marks.written(mark, self._oldest))
+                    self._kept.write(marks.written(mark, self._oldest))
         return (found or mark).sink_epoch(self._store.url())
 
     def last_epoch(self) -> int | None:
         """The newest epoch that the marks know."""
         with self._target():
-            return self._marks().newest
+            return self._kept.read().newest
 
     def withdraw(self, after: int) -> None:
         """Delete the files of older generations' epochs after this one, the newest first."""
         with self._target():
-            marks, gone = self._marks().withdrawn(after, self._owner.generation)
+            marks, gone = self._kept.read().withdrawn(after, self._owner.generation)
             # From here on a driver of an older generation commits nothing.
-            self._keep(marks)
+            self._kept.write(marks)
             stray = [epoch for key in self._listed() if (epoch := _epoch_of(key)) is not None]
             for epoch in sorted({*gone, *stray}, reverse=True):
                 if epoch > after and self._generation_of(epoch) < self._owner.generation:
@@ -171,17 +179,6 @@ class ParquetSink:
     def close(self) -> None:
         """Nothing is held open."""
 
-    def _marks(self) -> Marks:
-        try:
-            found = decode_marks(self._store.get(MARKS_KEY), place(self._store, MARKS_KEY))
-        except ObjectMissing:
-            return self._nothing
-        found.owned_by(self._owner, self._store.url())
-        return found
-
-    def _keep(self, marks: Marks) -> None:
-        self._store.put(MARKS_KEY, [marks.encode()])
-
     def _check_columns(self, marks: Marks) -> None:
         """Compare with the newest file: readers want one type a column over all files."""
         mark = next((mark for mark in reversed(marks.epochs) if mark.records), None)
@@ -192,6 +189,7 @@ class ParquetSink:
     def _create(self, mark: Mark, table: Any) -> None:
         """Store the epoch's file, or know the one that is there."""
         data, key = _encode(table, _footer(self._nothing, mark)), _key(mark.epoch)
+        self._hold()
         try:
             self._store.put_if_absent(key, [data])
             return
@@ -199,12 +197,14 @@ class ParquetSink:
             there = self._footer(key)
         if there is not None:
             there.owned_by(self._owner, self._store.url())
+            there.claimed(self._owner)
             found = there.mark(mark.epoch)
             if found is not None and found.checksum == mark.checksum:
                 return
             if there.generation >= mark.generation:
                 there.admit(mark)  # raises: it has this epoch from another generation or content
         # Left behind by a generation that was rolled back, or not readable at all.
+        self._hold()
         self._store.put(key, [data])
 
     def _generation_of(self, epoch: int) -> int:
@@ -272,7 +272,7 @@ class ParquetSink:
             tables.append(self._columns.cast(there.filter(pa.array(keep, pa.bool_()))))
         merged = pa.concat_tables(tables, promote_options="default").replace_schema_metadata()
         merged = merged.sort_by([(name, "ascending") for name in ROW_COLUMNS])
-        marks = self._marks()
+        marks = self._kept.read()
         mark = marks.mark(epoch)
         if merged.num_rows:
             footer = None if mark is None else _footer(marks, mark)
@@ -379,7 +379,8 @@ def _open(config: SinkConfig, context: "SinkContext", truth: "Archive") -> Parqu
             str(error), hint="Name a folder that can be written to, or a store's URL."
         ) from error
     columns = Columns(context.output_type)
-    return ParquetSink(store, columns, truth, owner=context.owner(config.name), clock=context.clock)
+    owner = context.owner(config.name)
+    return ParquetSink(store, columns, truth, owner=owner, clock=context.clock, hold=context.hold)
 
 
 def _look(config: SinkConfig, context: "SinkContext") -> TargetState:

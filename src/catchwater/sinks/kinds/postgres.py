@@ -64,6 +64,15 @@ WHERE i.indrelid = to_regclass(?) AND i.indisunique AND i.indpred IS NULL
 """
 
 
+_END_HOLDERS = """
+SELECT pg_terminate_backend(l.pid) FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
+WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted AND l.pid <> pg_backend_pid()
+  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  AND (l.classid::bigint << 32 | l.objid::bigint) = hashtextextended(?, 0)
+  AND a.usename = current_user
+"""
+
+
 def _table_in_schema(value: str) -> str:
     try:
         parts = [table_name(part) for part in value.split(".")]
@@ -115,6 +124,11 @@ class PostgresTransaction:
     def lock(self, name: str) -> None:
         """Keep other transactions with this name waiting until this one ends."""
         self.execute("SELECT pg_advisory_xact_lock(hashtextextended(?, 0))", [name])
+
+    def seize(self, name: str) -> None:
+        """End this user's other sessions that hold it: a process that stands still never would."""
+        self.execute(_END_HOLDERS, [name])
+        self.lock(name)
 
 
 class PostgresDatabase:

@@ -73,6 +73,9 @@ class SqliteTransaction:
     def lock(self, name: str) -> None:
         """Nothing to do: a writing transaction of SQLite is alone."""
 
+    def seize(self, name: str) -> None:
+        """Nothing to do: whoever holds the file was waited for."""
+
 
 class SqliteDatabase:
     """See `table_target.Database`."""
