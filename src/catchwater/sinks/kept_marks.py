@@ -1,7 +1,7 @@
 """The marks of a target as an object in a store, for kinds whose target cannot keep them itself.
 
 A store has no transactions, and a driver that stood still could put older marks over those of its
-successor. So a driver with a claim writes an object of its own, `marks-<log>-<fence>.json`, and the
+successor. So a driver with a claim writes an object of its own, `marks/<log>-<fence>.json`, and the
 marks that count are the furthest of all there are: an epoch's mark is only added behind the epoch,
 and what is taken back raises the generation. A checkpoint in a folder has one driver, and
 `marks.json`. A store is listed for the objects of other drivers only: one that shows nothing costs
@@ -28,8 +28,15 @@ class KeptMarks:
 
     def claim(self) -> None:
         """Let no earlier driver of the checkpoint write from now on. Raises `Superseded`."""
-        if self._owner.claim is not None:
-            self.write(self.read())
+        mine = self._owner.claim
+        if mine is None:
+            return
+        self.write(self.read())
+        for key in self._listed():
+            text = key.removeprefix(f"{self._prefix}/").removesuffix(".json").replace("-", "/")
+            claim = parse_claim(text)
+            if claim is not None and claim.is_before(mine):
+                self._store.delete(key)
 
     def read(self) -> Marks:
         """The marks that count. Raises `TargetTaken`, `Superseded`, `MarksDamaged`."""
@@ -46,23 +53,17 @@ class KeptMarks:
         return (best or self._nothing).claimed(self._owner)
 
     def write(self, marks: Marks) -> None:
-        """Let these count, and remove those of earlier drivers."""
+        """Let these count."""
         self._store.put(self._key, [marks.encode()])
-        mine = self._owner.claim
-        for key in self._listed() if mine else ():
-            text = key.removeprefix(f"{self._prefix}-").removesuffix(".json").replace("-", "/")
-            claim = parse_claim(text)
-            if claim is not None and claim.is_before(mine):
-                self._store.delete(key)
 
     @property
     def _key(self) -> str:
         claim = self._owner.claim
-        return f"{self._prefix}-{claim.log}-{claim.fence}.json" if claim else f"{self._prefix}.json"
+        return f"{self._prefix}/{claim.log}-{claim.fence}.json" if claim else f"{self._prefix}.json"
 
     def _listed(self) -> list[str]:
         if self._others is None or self._owner.claim is not None:
-            self._others = [info.key for info in self._store.list(f"{self._prefix}-")]
+            self._others = [info.key for info in self._store.list(f"{self._prefix}/")]
         return self._others
 
 
