@@ -140,7 +140,7 @@ class PipelineStatus(msgspec.Struct, frozen=True):
 
     name: str
     state: str
-    """running, idle, waiting, stopped, ended, killed, never started, elsewhere."""
+    """running, idle, waiting, stopped, ended, killed, never started, elsewhere, unknown."""
     correct: Verdict
     recoverable: Verdict
     fresh: Verdict
@@ -294,6 +294,8 @@ def fresh(state: str, lag: Lag, freshness: Freshness, *, file: str) -> Verdict:
     go_on = status if state in _RUNNING else start
     if state == "elsewhere":
         return Verdict("unknown", "Another machine runs it, or was lost.", status)
+    if state == "unknown":
+        return Verdict("unknown", "The checkpoint's store does not answer.", status)
     if lag.records is None:
         return Verdict("unknown", f"The lag is not known: {_clause(lag.unknown or '')}.", go_on)
     if lag.records and lag.seconds is None:

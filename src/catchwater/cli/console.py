@@ -124,21 +124,26 @@ def declared_here(file: Path) -> "PipelineConfig":
 def look_here(file: Path) -> "tuple[PipelineConfig, Look]":
     """The pipeline's file, and what the files of its checkpoint say. Raises `ConfigError` only.
 
-    Where one of them is damaged it is among the `problems`, and the rest is there.
+    Where one of them is damaged it is among the `problems`, and the rest is there; so is a store
+    that does not answer soon.
     """
     from catchwater.pipeline.run import backfill, identity, versions
     from catchwater.pipeline.supervise import read_supervision
-    from catchwater.recovery.folder import SUPERVISOR, holder
+    from catchwater.recovery.folder import SUPERVISOR, holder, refresh_soon
     from catchwater.recovery.handover import find_current
     from catchwater.recovery.intact import look
 
     config = declared_here(file)
+    away = refresh_soon(config.checkpoint)
     checkpoint, _ = find_current(config.checkpoint)
     readers = (
         identity.read, versions.load, backfill.begun, read_supervision,
         partial(holder, name=SUPERVISOR),
     )  # fmt: skip
-    return replace(config, checkpoint=checkpoint), look(checkpoint, readers)
+    found = look(checkpoint, readers)
+    if away:
+        found = replace(found, away=away, problems=[away, *found.problems])
+    return replace(config, checkpoint=checkpoint), found
 
 
 def supervised(file: Path, config: "PipelineConfig", flags: Sequence[str]) -> None:

@@ -130,6 +130,7 @@ def _state(status: dict[str, Any]) -> str:
         "killed": "was killed, having run",
         "ended": "has ended",
         "elsewhere": f"{status['elsewhere']} runs it, or was lost",
+        "unknown": "not known: the checkpoint's store does not answer",
     }
     since = iso(since_ms)
     return words.get(state, str(state)) + (f" since {since}" if since else "")

@@ -18,14 +18,14 @@ from catchwater.config import ConfigError
 from catchwater.objects.base import ObjectStore
 from catchwater.objects.local import LocalStore
 from catchwater.objects.memory import MemoryStore
-from catchwater.objects.retry import RetryingStore
+from catchwater.objects.retry import PATIENT, Patience, RetryingStore
 
 _HINT = "Write file:///directory, memory: or s3://bucket/prefix?endpoint=http://host:port."
 _S3_OPTIONS = ("endpoint", "region")
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 
 
-def open_store(url: str, clock: Clock) -> RetryingStore:
+def open_store(url: str, clock: Clock, patience: Patience = PATIENT) -> RetryingStore:
     """Open the store; its requests are retried where that may help, and counted.
 
     Sends no request to a remote store yet. Raises `ConfigError`, or `StoreError` for a directory
@@ -41,7 +41,7 @@ def open_store(url: str, clock: Clock) -> RetryingStore:
             store = _s3(url, parts)
         case _:
             raise ConfigError(f"{url!r} is not the URL of an object store.", hint=_HINT)
-    return RetryingStore(store, clock)
+    return RetryingStore(store, clock, patience)
 
 
 def join(url: str, key: str) -> str:

@@ -86,6 +86,8 @@ def status_of(
     state = state or state_of(supervised, process, found, lag.records, now_ms)
     other = elsewhere(folder) if state not in (*_SUPERVISES, "idle") else None
     state = "elsewhere" if other else state
+    if found.away and process is None:
+        state = "unknown"
     bound = _bound(folder)
     checks = checked(found.contract, asked)
     freshness = freshness_of(config, found, lag, now_ms)

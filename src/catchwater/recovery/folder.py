@@ -31,7 +31,9 @@ import msgspec
 
 from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError, Restart
+from catchwater.objects.base import StoreError
 from catchwater.objects.open import join
+from catchwater.objects.retry import PATIENT, Patience
 from catchwater.recovery import fenced, remote
 from catchwater.recovery.ledger import FOLDER, read_json, write_whole
 
@@ -39,6 +41,8 @@ WAIT_S = 20.0
 """Longer than a JVM takes to notice that its driver is dead."""
 _POLL_S = 0.01
 """A spare's restart waits for it."""
+
+_SOON = Patience(tries=2, total_s=2.0)
 
 DRIVER = "lock"
 """The file that the process holds which works on the checkpoint."""
@@ -113,17 +117,35 @@ def lock(
             remote.publish(checkpoint)
 
 
-def refresh(checkpoint: Path, clock: Clock = SYSTEM) -> None:
-    """Bring the folder of a checkpoint at a URL up to date, unless a process here works on it."""
+def refresh(checkpoint: Path, clock: Clock = SYSTEM, patience: Patience = PATIENT) -> None:
+    """Bring the folder of a checkpoint at a URL up to date, unless a process here works on it.
+
+    Raises `StoreError`, `LedgerDamaged`.
+    """
     if remote.url_of(checkpoint) is None:
         return
     path = checkpoint / FOLDER / DRIVER
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         if _try_lock(descriptor):
-            remote.refresh(checkpoint, clock)
+            remote.refresh(checkpoint, clock, patience)
     finally:
         os.close(descriptor)
+
+
+def refresh_soon(checkpoint: Path, clock: Clock = SYSTEM) -> str:
+    """The same for those who would rather know less than wait: why it could not be done, if so."""
+    try:
+        refresh(checkpoint, clock, _SOON)
+    except StoreError as error:
+        read_ms = remote.read_ms(checkpoint)
+        known = (
+            f"What is known here was read {max(0, clock.now_ms() - read_ms) // 1000} s ago."
+            if read_ms
+            else "Nothing is known of it here."
+        )
+        return f"{remote.shown(checkpoint)} cannot be read now: {error} {known}"
+    return ""
 
 
 def holder(checkpoint: Path, name: str = DRIVER) -> int | None:

@@ -263,6 +263,7 @@ def current(checkpoint: Path) -> Path:
 
     Raises `LedgerDamaged`.
     """
+    refresh(checkpoint)
     found, damage = find_current(checkpoint)
     if damage is not None:
         raise damage
@@ -270,8 +271,7 @@ def current(checkpoint: Path) -> Path:
 
 
 def find_current(checkpoint: Path) -> tuple[Path, LedgerDamaged | None]:
-    """The same as far as it can be read, and what cannot be. One at a URL is brought up to date."""
-    refresh(checkpoint)
+    """The same as far as it can be read here, and what cannot be."""
     for _ in range(_MOST_HANDOVERS):
         try:
             handed = successor_of(checkpoint)

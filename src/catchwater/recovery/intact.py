@@ -92,6 +92,8 @@ class Look:
     """Every file that was found missing or damaged, those of the broken epochs among them."""
     contract: Contract | None = None
     """The newest that can be read."""
+    away: str = ""
+    """Why the checkpoint's URL cannot be read now: all this is what was last known here of it."""
 
 
 def look(folder: Path, more: Iterable[Reader] = ()) -> Look:

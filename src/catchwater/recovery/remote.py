@@ -32,6 +32,7 @@ from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
 from catchwater.objects.base import StoreError
 from catchwater.objects.open import open_store
+from catchwater.objects.retry import PATIENT, Patience
 from catchwater.recovery import checkpoint as spark_log
 from catchwater.recovery import fenced
 from catchwater.recovery.fenced import Changes, Claim, Files, Holder, LeaseLost
@@ -74,6 +75,8 @@ class Url(msgspec.Struct, frozen=True):
     """Of the last claim that was made from here."""
     elsewhere: str = ""
     """Who held the lease when the folder was last brought up to date, if not a process here."""
+    read_ms: int = 0
+    """When that was; 0: never."""
 
 
 class NotAtUrl(CatchwaterError):
@@ -330,15 +333,22 @@ def await_turn(folder: Path, wait: Callable[[float], bool], clock: Clock) -> str
             return ""
 
 
-def refresh(folder: Path, clock: Clock) -> None:
+def refresh(folder: Path, clock: Clock, patience: Patience = PATIENT) -> None:
     """Make the folder as the log has it. The caller holds its lock, and does not go on to write."""
     if (kept := _kept(folder)) is None or folder in _taken:
         return
-    end = fenced.read_end(open_store(kept.url, clock))
+    end = fenced.read_end(open_store(kept.url, clock, patience))
     _make(folder, end.files, clock)
-    found = msgspec.structs.replace(kept, elsewhere=str(_other(end, kept) or ""))
-    if found != kept:
-        write_whole(_url_file(folder), msgspec.json.encode(found))
+    found = msgspec.structs.replace(
+        kept, elsewhere=str(_other(end, kept) or ""), read_ms=clock.now_ms()
+    )
+    write_whole(_url_file(folder), msgspec.json.encode(found))
+
+
+def read_ms(folder: Path) -> int:
+    """When the folder was last brought up to date; 0: never."""
+    kept = _kept(folder)
+    return kept.read_ms if kept else 0
 
 
 def elsewhere(folder: Path) -> str | None:
