@@ -72,6 +72,8 @@ class Settings(TypedDict, total=False):
     max_restore: str
     max_replay: str
     savepoints: str
+    savepoint_every: str
+    savepoint_keep: int
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,13 @@ from catchwater.config import CatchwaterError
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.opened import OpenPipeline, check_fit, packages_missing, source_of
 from catchwater.pipeline.run import identity
-from catchwater.pipeline.run.config import DEAD_LETTER
+from catchwater.pipeline.run.config import DEAD_LETTER, PipelineConfig
 from catchwater.pipeline.spark.session import check_packages
 from catchwater.recovery.remote import shown
 from catchwater.replay.control import ControlUnreachable
 from catchwater.sinks.base import SinkUnavailable
 from catchwater.sinks.config import SinkConfig, guarantee, look_at
+from catchwater.verdicts import spelled_s
 from catchwater.wire.client import RequestTimedOut
 from catchwater.wire.connection import ConnectionLost
 from catchwater.wire.security.settings import UNSECURED
@@ -60,6 +61,7 @@ def plan_of(pipeline: OpenPipeline) -> dict[str, Any]:
         "tasks": config.tasks,
         "trigger": config.trigger,
         "checkpoint": shown(config.checkpoint),
+        "restorable": _restorable(config),
         "functions": [
             {
                 "function": spec.name,
@@ -81,6 +83,19 @@ def plan_of(pipeline: OpenPipeline) -> dict[str, Any]:
         ],
         "sinks": sinks,
     }
+
+
+def _restorable(config: PipelineConfig) -> str:
+    """What the file has kept of the past, in words."""
+    count = config.retain
+    kept = f"the newest {count} checkpoints" if count > 1 else "the newest checkpoint"
+    if config.savepoint_every_ms is None:
+        return f"{kept}; savepoints: only those that are asked for"
+    every_s, most = config.savepoint_every_ms / 1000, config.savepoint_keep
+    return (
+        f"{kept}; savepoints: one every {spelled_s(every_s)}, the newest {most} of them: "
+        f"{spelled_s(every_s * most)} back, from where on they keep the log from deletion"
+    )
 
 
 def problems_of(pipeline: OpenPipeline, *, offline: bool = False) -> list[Problem]:

@@ -310,6 +310,10 @@ class PipelineConfig:
     """How far back the input may begin that a restore reads again (recovery point objective)."""
     savepoints: Annotated[str | None, _Key("recovery", "savepoints", _text)] = None
     """URL of the object store that savepoints go to."""
+    savepoint_every_ms: Annotated[int | None, _Key("recovery", "savepoint_every", _duration)] = None
+    """How often a savepoint is taken; None: only when somebody asks for one."""
+    savepoint_keep: Annotated[int, _Key("recovery", "savepoint_keep", _count)] = 24
+    """How many of those are kept."""
     record_key_is_function_key: Annotated[bool, _Key("source", "recordKeyIsFunctionKey", _flag)] = (
         False
     )

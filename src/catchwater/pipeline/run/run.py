@@ -33,6 +33,7 @@ from catchwater.pipeline.run.config import AVAILABLE_NOW, CONTINUOUS, DEAD_LETTE
 from catchwater.pipeline.run.driver import Stop, take_report
 from catchwater.pipeline.run.metrics import PipelineMetrics
 from catchwater.pipeline.run.reporting import Reporter
+from catchwater.pipeline.run.schedule import scheduled
 from catchwater.pipeline.run.versions import publish
 from catchwater.pipeline.shard_epoch import Stage, run_stage
 from catchwater.pipeline.spark import session
@@ -328,7 +329,11 @@ def run_query(
         return not stop.requested and not _is_ready_to_hand_over(config.checkpoint)
 
     # Run, see to the last epochs, and say why it ended or to whom it hands over.
-    with metrics_of(pipeline) as metrics, reported(pipeline, metrics, clock) as reporter:
+    with (
+        scheduled(pipeline, clock),
+        metrics_of(pipeline) as metrics,
+        reported(pipeline, metrics, clock) as reporter,
+    ):
         failure = run_to_end(lambda: start_query(spark, pipeline, chain, writer), look)
         reporter.last_state = "failed" if failure and not stop.requested else "stopped"
     for entry in upkeep.look(at_once=True) if handover.take_over(config.checkpoint) else ():

@@ -43,9 +43,15 @@ class Shelf:
 
     def names(self) -> list[str]:
         """The savepoints in the store's listing."""
-        found = (info.key.split("/") for info in self.store.list(""))
-        whole = (key[0] for key in found if len(key) == 2 and key[1] == FILE)
-        return sorted(name for name in whole if is_name(name))
+        return [name for name, whole in self.found().items() if whole]
+
+    def found(self) -> dict[str, bool]:
+        """Name → whether it is complete, also of what is left of some, in the order of names."""
+        found: dict[str, bool] = {}
+        for info in self.store.list(""):
+            name, _, key = info.key.partition("/")
+            found[name] = found.get(name, False) or key == FILE
+        return {name: found[name] for name in sorted(found) if is_name(name)}
 
     def exists(self, name: str) -> bool:
         """Whether there is a complete savepoint of this name."""
