@@ -45,6 +45,10 @@ def record(epoch: int, shard: int, row: int, *, salt: str = "") -> OutputRecord:
     return OutputRecord(alert.card.encode(), msgspec.json.encode(alert), SYSTEM.now_ms())
 
 
+def always() -> None:
+    """No other driver has taken over."""
+
+
 class Target:
     """One fresh place that a sink writes to."""
 
@@ -69,7 +73,7 @@ class Target:
         self.root = root
         self.options = options
         self.claim: Claim | None = None
-        self.hold: Callable[[], None] = lambda: None
+        self.hold: Callable[[], None] = always
         """Of the drivers that open it next."""
 
     def around(self, pipeline: str, generation: int, clock: Clock) -> SinkContext:

@@ -20,7 +20,7 @@ from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
 from catchwater.pipeline.opened import OpenPipeline
 from catchwater.pipeline.run.config import PipelineConfig
-from catchwater.recovery import handover
+from catchwater.recovery import handover, remote
 from catchwater.recovery.checkpoint import last_commit
 from catchwater.recovery.folder import key_part
 from catchwater.recovery.savepoint.store import Shelf
@@ -29,6 +29,8 @@ _log = logging.getLogger("catchwater.pipeline")
 
 AGAIN_S = 60.0
 """How soon what failed is tried again, if it is not due before."""
+STOP_S = 10.0
+"""For so long a stop waits for the object under way; the process may end without."""
 LOOK_S = 5.0
 """How soon to look again where there is no epoch to save."""
 _TIME = "%Y%m%dT%H%M%SZ"
@@ -106,6 +108,8 @@ class Schedule:
         return taken
 
     def _delete(self, shelf: Shelf, name: str) -> None:
+        # A driver that stood still must not take what its successor is about to copy.
+        remote.hold(self._pipeline.config.checkpoint)
         shelf.delete(name)
         self._pipeline.release(self._pipeline.pin_id(name))
 
@@ -138,4 +142,4 @@ def scheduled(pipeline: OpenPipeline, clock: Clock) -> Iterator[None]:
         yield
     finally:
         schedule.stop()
-        thread.join()
+        thread.join(STOP_S)
