@@ -139,7 +139,7 @@ class PostgresCatalog(SharedCatalog):
             raise CatalogUncertain(
                 f"The connection to the catalog {self._pool.name} was lost while a transaction "
                 f"was committed: {self._pool.describe(error)}",
-                hint="Ask the catalog whether the chunk's runs are there.",
+                hint="It may have happened or not: look before you do it again.",
             ) from error
         assert ended.statusmessage == "COMMIT", "what failed has raised before"
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from catchwater.catalog.errors import CatalogUncertain
 from catchwater.catalog.rows import BrokerRow, Session
 from catchwater.catalog.shared import SharedCatalog
 from catchwater.catalog.topics import Topics
@@ -32,6 +33,8 @@ from catchwater.wal.base import Wal
 from catchwater.wal.open import WalKind, open_wal, session_prefix
 
 _LOG = logging.getLogger(__name__)
+
+_TRIES, _AGAIN_S = 5, 0.5
 
 
 @dataclass(frozen=True)
@@ -158,8 +161,22 @@ async def connect(
 ) -> OpenLog:
     """Open the stores that these settings name, then as `shared`.
 
-    Raises `ConfigError` too, for a missing optional package or a malformed URL.
+    Once more, some times, if the connection to the catalog is lost at the end of a transaction: it
+    was there, and what joining changes may be changed twice. Raises `ConfigError` too, for a
+    missing optional package or a malformed URL.
     """
+    for _ in range(_TRIES - 1):
+        try:
+            return await _connect(stores, broker, config, clock)
+        except CatalogUncertain as error:
+            _LOG.warning("%s This broker begins once more.", error)
+            await clock.sleep(_AGAIN_S)
+    return await _connect(stores, broker, config, clock)
+
+
+async def _connect(
+    stores: SharedStores, broker: BrokerRow, config: LogConfig, clock: Clock
+) -> OpenLog:
     catalog = await asyncio.to_thread(open_catalog, stores.catalog_url, clock)
     async with AsyncExitStack() as undo:
         undo.push_async_callback(asyncio.to_thread, catalog.close)

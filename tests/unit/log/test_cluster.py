@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
-from tests.unit.log.shared import World, catalog_of, settled, until
+from tests.unit.log.shared import QUIET, FaultyCatalog, World, catalog_of, settled, until
 
-from catchwater.catalog.errors import BrokerRefused, CatalogFull
+from catchwater.catalog.errors import BrokerRefused, CatalogFull, CatalogUncertain
 from catchwater.catalog.rows import BrokerRow
+from catchwater.log import open as opening
 from catchwater.log.cluster import BrokerReplaced, Cluster
 from catchwater.log.log import Log
 
@@ -144,3 +146,33 @@ async def test_a_log_of_its_own_may_not_join_others(world: World) -> None:
     with pytest.raises(BrokerRefused, match="cannot be read by others"):
         await alone.join()
     await settled()
+
+
+@pytest.mark.parametrize(("lost", "joins"), [(1, True), (4, True), (5, False)])
+async def test_a_start_whose_commit_got_no_answer_begins_once_more(
+    world: World, monkeypatch: pytest.MonkeyPatch, lost: int, joins: bool
+) -> None:
+    catalogs = []
+
+    def open_catalog(url: str, clock: Any) -> FaultyCatalog:
+        catalog = FaultyCatalog(world.database)
+        if len(catalogs) < lost:
+            catalog.refusal = CatalogUncertain("The connection was lost.")
+        catalogs.append(catalog)
+        return catalog
+
+    monkeypatch.setattr(opening, "open_catalog", open_catalog)
+    monkeypatch.setattr(opening, "open_store", lambda url, clock: world.store)
+    row = BrokerRow(7, 0, "", "host7", 9092, "", "object", True, "live", 0)
+    stores = opening.SharedStores("postgresql://c", "s3://o")
+    connecting = asyncio.ensure_future(Log.connect(stores, row, QUIET, world.clock))
+    while not connecting.done():
+        await settled()
+        world.clock.advance(500)
+    if not joins:
+        with pytest.raises(CatalogUncertain):
+            connecting.result()
+        return
+    world.logs.append(connecting.result())
+    assert ids(connecting.result()) == [7]
+    assert len(catalogs) == lost + 1
