@@ -19,7 +19,9 @@ _KEY = re.compile(r"((?:[^\\=:\s]|\\.)*)\s*[=:]?\s*(.*)", re.S)
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.S)
 _CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 _REFERENCE = re.compile(r"\$\{(\w+):(?:([^}]*):)?([^}:]*)\}")
-_SECRET_KEY = re.compile(r"(^|\.)(password|secret|jaas\.config|master\.key)$|\.key$")
+_SECRET_KEY = re.compile(r"(^|\.)(password|secret)$|\.key$")
+_SECRET_OPTION = re.compile(r"(password|secret|user_\w+)\s*=", re.I)
+"""In a `jaas.config`, which without one is no secret."""
 _OTHERS_MAY_READ = 0o004
 
 
@@ -70,7 +72,7 @@ def is_secret(key: str, value: object) -> bool:
     """Whether the setting holds a secret: by its key, or as a password in a URL."""
     if not isinstance(value, str) or not value:
         return False
-    if _SECRET_KEY.search(key):
+    if _SECRET_KEY.search(key) or (key.endswith("jaas.config") and _SECRET_OPTION.search(value)):
         return True
     try:
         return "://" in value and urlsplit(value).password is not None
