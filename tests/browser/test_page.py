@@ -22,7 +22,7 @@ from catchwater.wire.client import Client
 
 PAGES = [
     "/", "/pipelines/card-risk", "/topics", "/topics/payments", "/groups", "/groups/billing",
-    "/transactions", "/brokers", "/drills", "/timeline",
+    "/transactions", "/brokers", "/drills", "/timeline", "/audit",
 ]  # fmt: skip
 
 

@@ -9,12 +9,16 @@ import asyncio
 import resource
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import accumulate, islice
+from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 from prometheus_client.registry import Collector
 
+from catchwater.audit import Line as AuditLine
+from catchwater.audit import files
 from catchwater.broker.broker import Broker
 from catchwater.broker.lags import Lag
 from catchwater.broker.metrics import SECONDS
@@ -31,6 +35,7 @@ FRESH_S = 2.0
 _NEW_S = 0.2
 """What is not known by its name is looked for again, unless there was a look as lately as that."""
 MAX_GROUPS = 1_000
+_AUDIT_BYTES = 256 * 1024
 _GROUPS_AT_ONCE = 100
 _AT_ONCE = 500
 """Partitions that are looked at in one turn of the event loop."""
@@ -377,6 +382,11 @@ class Facts:
         """What keeps the log from deleting."""
         return await self._log.pins()
 
+    async def audit(self) -> list[AuditLine] | None:
+        """The newest lines of this broker's audit trail, newest first; None: it keeps none."""
+        folder = self.broker.config.audit_folder
+        return None if folder is None else await asyncio.to_thread(newest_lines, folder)
+
     def brokers(self) -> Sequence[BrokerRow]:
         """The live brokers."""
         return self.broker.brokers
@@ -411,6 +421,18 @@ class Facts:
             txn_open=self._log.txns.open_count,
             txn_errors=sum(_labelled(metrics.txn_errors).values()),
         )
+
+
+def newest_lines(folder: Path) -> list[AuditLine]:
+    """The end of a trail's newest file, newest first; a line that is cut short is left out."""
+    found: list[AuditLine] = []
+    for path in files(folder)[-1:]:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _AUDIT_BYTES))
+            for data in file.read().splitlines():
+                with suppress(msgspec.DecodeError, UnicodeDecodeError):
+                    found.append(msgspec.json.decode(data, type=AuditLine))
+    return found[::-1]
 
 
 def report_of(row: ReportRow, now_ms: int) -> PipelineStatus:

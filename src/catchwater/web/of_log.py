@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from catchwater.audit import Line as AuditLine
 from catchwater.catalog.rows import BrokerRow, OpenTxnRow, Pin, TxnRow
 from catchwater.wal.base import WalDescription
 from catchwater.web import words
@@ -718,6 +719,51 @@ def _objects(seen: BrokerSeen) -> list[Line]:
             "failed", words.count(outcomes["failed"]), mark="fail" if outcomes["failed"] else "ok"
         ),
     ]
+
+
+# --- the audit trail -----------------------------------------------------------------------------
+
+
+def audit(found: Sequence[AuditLine] | None, asked: Asked, now_ms: int) -> View:
+    """Who was refused what, and who changed what, as this broker wrote it down."""
+    columns = [
+        Sorted(
+            Column("when (UTC)", "when"),
+            lambda e: Cell(words.moment(e.time_ms)),
+            lambda e: e.number,
+        ),
+        Sorted(
+            Column("what", "kind"),
+            lambda e: Cell(
+                e.kind if e.count == 1 else f"{e.kind}, {words.count(e.count)} times",
+                mark="warn" if e.kind in ("refusal", "login") else "",
+            ),
+            lambda e: e.kind,
+        ),
+        Sorted(Column("who", "who"), lambda e: Cell(e.principal), lambda e: e.principal),
+        Sorted(Column("from", "from"), lambda e: Cell(e.host), lambda e: e.host),
+        Sorted(Column("asked for", "action"), lambda e: Cell(e.action), lambda e: e.action),
+        Sorted(Column("of", "of", grows=True), lambda e: Cell(e.resource), lambda e: e.resource),
+    ]
+    empty = "Nothing was refused and nothing was changed yet."
+    if found is None:
+        empty = "This broker keeps no trail: it has no users and rules (catchwater.audit.dir)."
+    table = listed(
+        found or (),
+        columns,
+        asked,
+        "-when",
+        empty,
+        lambda e: f"{e.principal} {e.action} {e.resource}",
+    )
+    verify = [Command("catchwater governance audit verify", "Show that nothing in it was changed")]
+    return View(
+        "Audit",
+        "audit",
+        now_ms,
+        about="the newest lines of this broker's trail" if found else "",
+        panels=[Panel("audit", "", table=table, commands=verify if found else [], wide=True)],
+    )
 
 
 # --- small things --------------------------------------------------------------------------------

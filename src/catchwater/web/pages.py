@@ -46,6 +46,7 @@ NAV = {
     "brokers": ("Brokers", "/brokers"),
     "drills": ("Drills", "/drills"),
     "timeline": ("Timeline", "/timeline"),
+    "audit": ("Audit", "/audit"),
 }
 SPANS = {"hour": HOUR_MS, "day": DAY_MS, "week": 7 * DAY_MS}
 EVERY_S = 2.0
@@ -110,6 +111,7 @@ class Page:
             self._page("/drills", self.drills, OfCluster(DESCRIBE)),
             self._page("/drills/{name}", self.drill, OfCluster(DESCRIBE)),
             self._page("/timeline", self.timeline, asks),
+            self._page("/audit", self.audit, OfCluster(Operation.ALTER)),
             entry(self._broker, "/history", self.history, asks),
             entry(self._broker, "/static/{name}", self.static, Free()),
         ]
@@ -140,7 +142,7 @@ class Page:
                 return await plain.endpoint(request)  # type: ignore[no-any-return]
             except CatchwaterError as error:
                 reply = await operating_error(request, error)
-                if _form(request) != "html":
+                if "text/html" not in request.headers.get("accept", ""):
                     return reply
                 headers = dict(_HEADERS)
                 if "www-authenticate" in reply.headers:
@@ -304,6 +306,10 @@ class Page:
         """`/timeline`"""
         events = [each for each in await self._events_of(None) if _may_see(caller, each)]
         return of_pipelines.timeline(events, self._facts.now_ms)
+
+    async def audit(self, caller: Caller, path: Mapping[str, str], asked: Asked) -> View:
+        """`/audit`"""
+        return of_log.audit(await self._facts.audit(), asked, self._facts.now_ms)
 
     # --- what several pages need -----------------------------------------------------------------
 
