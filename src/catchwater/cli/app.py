@@ -21,6 +21,7 @@ from catchwater.config import CatchwaterError, nearest
 NOUNS = {
     "demo": "see a pipeline lose its process and its broker, and come back",
     "top": "watch pipelines and their log: correct, recoverable, fresh",
+    "dev": "run a broker and a pipeline here, and take saved changes over at once",
     "doctor": "name what is missing on this machine, and how to fix it",
     "init": "write a small pipeline to start from",
     "broker": "run a broker",

@@ -125,5 +125,5 @@ def init(
         (directory / name).write_text(text)
         talk(f"wrote {directory / name}")
     change = "" if directory == Path() else f"cd {directory}, "
-    talk(f"next: {change}pytest, then catchwater broker run, and in another terminal")
-    talk("catchwater topic create payments, then catchwater pipeline run pipeline.toml")
+    talk(f"next: {change}pytest, then catchwater dev: it runs a broker and the pipeline here,")
+    talk("takes a line of JSON as an event, and goes on with what you save")

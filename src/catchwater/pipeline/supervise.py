@@ -70,9 +70,13 @@ class DriverProcess:
 
     def go(self) -> None:
         """Give it its turn."""
+        self.say(GO)
+
+    def say(self, line: bytes) -> None:
+        """Write a line to its standard input."""
         assert self._process.stdin is not None, "it was started with a pipe"
         with suppress(BrokenPipeError):  # it has died: `ended` says how
-            self._process.stdin.write(GO)
+            self._process.stdin.write(line)
             self._process.stdin.flush()
 
     def ended(self) -> Failure | None:

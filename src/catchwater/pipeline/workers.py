@@ -8,6 +8,7 @@ The folder of both is named by an environment variable, and is the driver's. Whe
 cluster, a test) nothing is noted.
 """
 
+import io
 import mmap
 import os
 import signal
@@ -23,10 +24,26 @@ from catchwater.pipeline.process.poison import Cause
 
 FOLDER = "CATCHWATER_RUN_FOLDER"
 """The environment variable."""
+PRINTS = "prints"
+"""A file in that folder, where somebody wants to read what functions print."""
 _NOTE_BYTES = 4096
 _SIZE_BYTES = 4
 _ASKED_FOR = (0, -signal.SIGTERM, -signal.SIGHUP)
 """Ends of a process that Spark has asked for."""
+
+
+def show_prints() -> None:
+    """Let what this process prints from now on go to `PRINTS`, where that file is there."""
+    folder = os.environ.get(FOLDER)
+    if folder is None:
+        return
+    with suppress(OSError):  # without it prints go to Spark's log
+        descriptor = os.open(Path(folder, PRINTS), os.O_WRONLY | os.O_APPEND)
+        for stream in (1, 2):
+            os.dup2(descriptor, stream)
+        os.close(descriptor)
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(line_buffering=True)
 
 
 class Doing(msgspec.Struct, frozen=True):

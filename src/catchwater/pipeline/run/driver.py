@@ -39,6 +39,8 @@ from catchwater.recovery.remote import works_elsewhere
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from catchwater.pipeline.run.run import Follow
+
 _log = logging.getLogger("catchwater.pipeline")
 
 _LOOK_S = 0.1
@@ -195,11 +197,12 @@ def run_in(
     stop: Stop,
     beside: Callable[[], None],
     clock: Clock = SYSTEM,
+    follow: "Follow | None" = None,
 ) -> None:
     """The same in a session of the caller's, which stays as it is and goes on.
 
-    A topic that is missing is not waited for. Raises `SessionUnfit` for a session that cannot run
-    it.
+    `follow` is given the epochs that were committed. A topic that is missing is not waited for.
+    Raises `SessionUnfit` for a session that cannot run it.
     """
     began_s = clock.monotonic_s()
     session.check_packages()
@@ -211,7 +214,7 @@ def run_in(
         session.check_executors(mine, config.checkpoint, clock)
         with closing(look_before(config, began_s, clock)) as pipeline, session.alive(mine):
             traces = Traces(config.checkpoint / FOLDER / "spark.log")
-            run_query(mine, pipeline, stop, traces, beside, clock)
+            run_query(mine, pipeline, stop, traces, beside, clock, follow)
 
 
 def _stand_by(

@@ -79,6 +79,10 @@ _LOOK_S = 0.1
 """How often to look whether to stop, and at what is due behind the epochs."""
 
 
+Follow = Callable[[OpenPipeline, Sequence[EpochEntry]], None]
+"""What is called with epochs that Spark has committed, in order."""
+
+
 class InputMissing(CatchwaterError):
     """A topic that a run is to read to its end is not there."""
 
@@ -295,12 +299,13 @@ def run_query(
     traces: Traces,
     beside: Callable[[], None] | None,
     clock: Clock,
+    follow: Follow | None = None,
 ) -> None:
     """Run until the input ends, another driver takes over or a stop is asked for.
 
-    Raises what failed it.
+    `follow` is given the epochs that were committed, instead of the log. Raises what failed it.
     """
-    config = pipeline.config
+    config, tell = pipeline.config, follow or _log_epochs
     remote.publish(config.checkpoint)
     if config.local is None:
         sweep_cache(config.checkpoint)
@@ -321,8 +326,7 @@ def run_query(
         if beside is not None:
             beside()
         done = upkeep.look() if handover.take_over(config.checkpoint) else []
-        for entry in done:
-            _log_epoch(entry)
+        tell(pipeline, done)
         if done:
             metrics.take_all(done, upkeep.newest)
             reporter.committed()
@@ -336,8 +340,7 @@ def run_query(
     ):
         failure = run_to_end(lambda: start_query(spark, pipeline, chain, writer), look)
         reporter.last_state = "failed" if failure and not stop.requested else "stopped"
-    for entry in upkeep.look(at_once=True) if handover.take_over(config.checkpoint) else ():
-        _log_epoch(entry)
+    tell(pipeline, upkeep.look(at_once=True) if handover.take_over(config.checkpoint) else [])
     if failure is not None and not stop.requested:
         raise writer.failure or cause(failure, traces)
     if handover.fenced_by(config.checkpoint) is not None:
@@ -597,12 +600,13 @@ def poison_limit(pipeline: OpenPipeline) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def _log_epoch(entry: EpochEntry) -> None:
-    _log.info(
-        "Epoch %d: %d events in, %d out, %d late, %d duplicates.",
-        entry.epoch,
-        entry.total("events"),
-        entry.total("outputs"),
-        entry.total("late"),
-        entry.total("duplicates"),
-    )
+def _log_epochs(pipeline: OpenPipeline, entries: Sequence[EpochEntry]) -> None:
+    for entry in entries:
+        _log.info(
+            "Epoch %d: %d events in, %d out, %d late, %d duplicates.",
+            entry.epoch,
+            entry.total("events"),
+            entry.total("outputs"),
+            entry.total("late"),
+            entry.total("duplicates"),
+        )

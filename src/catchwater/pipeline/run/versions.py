@@ -338,15 +338,21 @@ def admit(
         if there is not None and _is_withdrawn(ledger, code):
             admitted.append(kept(checkpoint, there))
             continue
-        if there is not None and there.version != spec.version:
-            raise _differs(checkpoint, there, spec)
-        check(checkpoint, ledger, spec)
+        check_continues(checkpoint, ledger, spec)
         if there is None or not _is_same(there, code):
             fresh.append(version_of(spec, code, epoch, now_ms))
         admitted.append((spec, code))
     if fresh:
         store(checkpoint, ledger.added(*fresh))
     return admitted
+
+
+def check_continues(checkpoint: Path, ledger: Versions, spec: FunctionSpec) -> None:
+    """Raise `VersionDiffers` or `StateIncompatible` unless the function can go on from there."""
+    there = ledger.current(spec.name)
+    if there is not None and there.version != spec.version:
+        raise _differs(checkpoint, there, spec)
+    check(checkpoint, ledger, spec)
 
 
 def kept(checkpoint: Path, version: Version) -> Function:

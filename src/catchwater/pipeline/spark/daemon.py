@@ -28,7 +28,10 @@ def _reap(number: int, frame: FrameType | None) -> None:
 if __name__ == "__main__":
     arrow.warm()
     # Spark's daemon lets the system forget how its workers end; after its first fork, this stands.
-    os.register_at_fork(after_in_parent=lambda: signal.signal(signal.SIGCHLD, _reap) and None)
+    os.register_at_fork(
+        after_in_parent=lambda: signal.signal(signal.SIGCHLD, _reap) and None,
+        after_in_child=workers.show_prints,
+    )
     # A worker collects garbage after every task, which for what is imported here takes 0.1 s.
     gc.freeze()
     daemon.manager()
