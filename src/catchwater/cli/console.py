@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from catchwater.wire.security.settings import Security
 
 PIPE_WIDTH = 240
+_CONNECT_S = 2.0
 BAR_AFTER_S = 2.0
 """A progress bar appears for operations that take longer."""
 
@@ -160,6 +161,17 @@ def supervised(file: Path, config: "PipelineConfig", flags: Sequence[str]) -> No
         supervise(Wanted(command, config.checkpoint, restarts, config.spare))
     if "--quick" not in flags and make_class_archive_later():
         talk("preparing faster starts in the background: once, some 40 s of CPU time")
+
+
+def answers(address: tuple[str, int]) -> bool:
+    """Whether somebody listens there: a client would go on trying where nobody does."""
+    import socket
+
+    try:
+        with socket.create_connection(address, _CONNECT_S):
+            return True
+    except OSError:
+        return False
 
 
 def client_of(bootstrap: str, config: Path | None, *, name: str, timeout_s: float) -> "Client":

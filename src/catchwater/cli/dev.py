@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from catchwater.cli.console import HERE, Bootstrap, declared_here, noun
+from catchwater.cli.console import HERE, Bootstrap, answers, declared_here, noun
 from catchwater.config import CatchwaterError
 
 if TYPE_CHECKING:
@@ -171,6 +171,8 @@ def _run(file: str, bootstrap: str) -> None:
     from catchwater.pipeline.develop import Tell
     from catchwater.pipeline.run.driver import stop_requested
 
+    if file.endswith(".toml"):
+        declared_here(Path(file))  # a file that is missing is not waited for
     with stop_requested() as stop:
         _Dev(file, bootstrap, stop, Tell(), SYSTEM).run()
 
@@ -286,7 +288,7 @@ class _Dev:
         from catchwater.wire.connection import parse_bootstrap
 
         addresses = parse_bootstrap(seen.bootstrap)
-        if any(map(_answers, addresses)):
+        if any(map(answers, addresses)):
             return None
         host, port = addresses[0]
         if host not in _LOOPBACK or seen.secured:
@@ -297,7 +299,7 @@ class _Dev:
         ready, log = work / "broker.json", work / "broker.log"
         ready.unlink(missing_ok=True)
         control: Address = DEFAULT_CONTROL_LISTENER
-        control_port = 0 if _answers((control.host, control.port)) else control.port
+        control_port = 0 if answers((control.host, control.port)) else control.port
         data = Path(seen.folder) / "catchwater-data"
         self._broker = broker = self._start(
             log,
@@ -498,16 +500,6 @@ def _typed() -> Iterator[bytes]:
 def _lines(file: IO[bytes]) -> list[str]:
     file.seek(0)
     return file.read().decode(errors="replace").strip().splitlines()
-
-
-def _answers(address: tuple[str, int]) -> bool:
-    import socket
-
-    try:
-        with socket.create_connection(address, 1.0):
-            return True
-    except OSError:
-        return False
 
 
 def _control_of(ready: Path) -> str | None:

@@ -162,10 +162,10 @@ def asked_of(file: Path) -> "tuple[PipelineEvidence, PlatformEvidence]":
         restore_s=restore.high_s if restore else None,
         missing_per_s=restore.missing_per_s if restore else 0.0,
         needed_ms=contract.retention.ms if contract else None,
-        retention_ms=_tried(lambda: _retention(pipeline, topics)),
+        retention_ms=_tried(lambda: retention_of(pipeline, topics)),
         checks=checks,
         pinned=bool(contract and contract.retention.pin and pins),
-        wrong_pins=_wrong_pins(contract, pins or []),
+        wrong_pins=wrong_pins(contract, pins or []),
         bounded="maxOffsetsPerTrigger" in config.source,
         wrong_rows=_tried(lambda: _wrong_rows(file)),
         split_keys=_tried(lambda: _split_keys(pipeline, topics)),
@@ -214,7 +214,7 @@ def _checks(file: Path, pipeline: "OpenPipeline", contract: "Contract") -> "list
     return [Asked(each.verdict, each.subject, each.message) for each in check(contract, state)]
 
 
-def _wrong_pins(contract: "Contract | None", pins: list[dict[str, Any]]) -> list[str]:
+def wrong_pins(contract: "Contract | None", pins: list[dict[str, Any]]) -> list[str]:
     """Why the newest checkpoint's pin does not hold what that needs; another Kafka has none."""
     if contract is None or not contract.retention.pin:
         return []
@@ -248,7 +248,8 @@ def _client(pipeline: "OpenPipeline") -> "Client":
     return Client(options.bootstrap, timeout_s=ASK_S, security=options.security)
 
 
-def _retention(pipeline: "OpenPipeline", topics: Iterable[str]) -> dict[str, int]:
+def retention_of(pipeline: "OpenPipeline", topics: Iterable[str]) -> dict[str, int]:
+    """Topic → its retention.ms; -1: for ever."""
     with closing(_client(pipeline)) as client:
         configs = client.topic_configs(list(topics))
     return {topic: int(each.get("retention.ms", -1)) for topic, each in configs.items()}

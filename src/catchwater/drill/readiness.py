@@ -247,6 +247,11 @@ def _capacity(p: PipelineEvidence) -> Finding:
     return Finding("pass", f"it catches up in {p.restore_s:.0f} s at worst")
 
 
+def short_topics(retention_ms: Mapping[str, int], needed_ms: int) -> list[str]:
+    """The topics that are kept for less long than a restore reads back; -1 is for ever."""
+    return [t for t, kept in retention_ms.items() if 0 <= kept and not 0 <= needed_ms <= kept]
+
+
 def _retention(p: PipelineEvidence) -> Finding:
     uncovered = [each.message for each in p.checks or () if each.verdict == "fail"
                  and "-" in each.subject]  # fmt: skip
@@ -256,8 +261,7 @@ def _retention(p: PipelineEvidence) -> Finding:
         return Finding("pass", "pins keep what a restore reads")
     if p.retention_ms is None or p.needed_ms is None:
         return _NOT_ASKED
-    short = [t for t, kept in p.retention_ms.items() if 0 <= kept and not 0 <= p.needed_ms <= kept]
-    if short:
+    if short := short_topics(p.retention_ms, p.needed_ms):
         found = f"{', '.join(short)}: kept for less long than a restore reads back"
         return Finding("fail", found, "Lengthen retention.ms of these topics.")
     return Finding("pass", "topics are kept for longer than a restore reads back")

@@ -373,6 +373,8 @@ class _Driver:
         self._stop = stop
         self._clock = clock
         self._order: Order | None = None
+        self._said = ""
+        """The last failure, until a query runs."""
         self._runs = False
         """Whether the query of this life is under way."""
 
@@ -387,7 +389,9 @@ class _Driver:
             if self._orders.waiting:
                 config = self._take_over(config)
             elif failure is not None and not self._stop.requested:
-                self._tell.error(failure)
+                if str(failure) != self._said:  # what is tried again and again is said once
+                    self._tell.error(failure)
+                self._said = str(failure)
                 self._wait(failure)
                 config = self._take_over(config)
 
@@ -432,7 +436,7 @@ class _Driver:
 
     def _beside(self, config: PipelineConfig, life: Stop) -> None:
         if not self._runs:
-            self._runs = True
+            self._runs, self._said = True, ""
             self._say_running(config)
         self._show_prints()
         life.requested = life.requested or self._stop.requested or self._orders.waiting

@@ -72,11 +72,14 @@ class EpochWriter:
         clock: Clock,
         *,
         poison_limit: int | None = None,
+        collected_ms: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """`manifests`: how many an epoch has, one for each shard of each stage.
 
         `poison_limit`: with more poisoned records, over all epochs, no epoch is committed.
+        `collected_ms`: how long the JVM has stood still to collect garbage so far.
         """
+        self._collected_ms = collected_ms
         self._poison_limit = poison_limit
         self._ledger = ledger
         self._sinks = sinks
@@ -87,12 +90,12 @@ class EpochWriter:
 
     def __call__(self, rows: Any, epoch: int) -> None:
         """Run the epoch and write it, once."""
-        began_s = self._clock.monotonic_s()
+        began_s, collected_ms = self._clock.monotonic_s(), self._collected_ms()
         found = [msgspec.msgpack.decode(row.blob, type=Manifest) for row in rows.collect()]
         run_ms = (self._clock.monotonic_s() - began_s) * 1000
         found.sort(key=lambda each: (each.shard.stage, each.shard.shard))
         try:
-            self._write(epoch, found, round(run_ms, 1))
+            self._write(epoch, found, round(run_ms, 1), self._collected_ms() - collected_ms)
         except CatchwaterError as error:
             self.failure = error
             raise
@@ -120,7 +123,9 @@ class EpochWriter:
             took_ms[name] = round((self._clock.monotonic_s() - began_s) * 1000, 1)
         return written
 
-    def _write(self, epoch: int, manifests: Sequence[Manifest], run_ms: float) -> None:
+    def _write(
+        self, epoch: int, manifests: Sequence[Manifest], run_ms: float, gc_ms: float
+    ) -> None:
         end = read_offset(self._ledger.checkpoint / "offsets" / str(epoch))
         if end.epoch != epoch or len(manifests) != self._manifests:
             raise EpochTorn(
@@ -157,6 +162,7 @@ class EpochWriter:
                 poisoned=poisoned,
                 run_ms=run_ms,
                 sink_ms=sink_ms,
+                gc_ms=gc_ms,
             )
         )
         remote.publish(self._ledger.checkpoint)

@@ -9,12 +9,14 @@ Local stores stay open in a process between epochs. Another process may use the 
 anyone may delete it: the store itself sees to standing where the ledger wants it.
 """
 
+import resource
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import thread_time
 from typing import Any, NamedTuple
 
 import msgspec
@@ -27,7 +29,7 @@ from catchwater.pipeline.calls.ask import Calls
 from catchwater.pipeline.calls.journal import Journal
 from catchwater.pipeline.calls.policy import override
 from catchwater.pipeline.functions.spec import HANDLER_TIMEOUT_MS, FunctionSpec, Poison
-from catchwater.pipeline.pack import pack, read_blocks, read_events, read_table
+from catchwater.pipeline.pack import hottest, pack, read_blocks, read_events, read_table
 from catchwater.pipeline.process.batch import Batch, Poisoned, Processed, Times
 from catchwater.pipeline.process.epoch import process
 from catchwater.pipeline.process.poison import Progress
@@ -143,7 +145,7 @@ class _Shard:
         loading_s = self._clock.monotonic_s()
         state = store.begin(head.base, log)
         restore_s, read_bytes = self._clock.monotonic_s() - loading_s, store.read_bytes
-        done, calls = self._process(head, state, rows)
+        done, calls, spent = self._process(head, state, rows)
         logged = writers.submit(store.finish, self._clock.token())
         records = self._records(done, head)
         results = [each for each in records if not each.retracts] if done.retractions else records
@@ -179,6 +181,7 @@ class _Shard:
                 restore_s=round(restore_s, 4),
                 operator_ms=round(1000 * (self._clock.monotonic_s() - began_s), 2),
                 calls=calls,
+                **spent,
             )
             manifest = Manifest(entry, {name: each.result() for name, each in staged.items()})
             blob = msgspec.msgpack.encode(manifest)
@@ -188,10 +191,13 @@ class _Shard:
 
     def _process(
         self, head: Head, state: ShardState, rows: Sequence[Row]
-    ) -> tuple[Processed, dict[str, CallEpoch]]:
+    ) -> tuple[Processed, dict[str, CallEpoch], dict[str, Any]]:
+        """What came of the events, what was asked meanwhile, and where the time went."""
         tables = [read_table(row.blob) for row in rows[1:] if row.sequence < EVENTS]
         batches = _Events(self._spec, [row.blob for row in rows[1:] if row.sequence >= EVENTS])
+        asking_s = self._clock.monotonic_s()
         answers, calls = self._answers(head, batches)
+        handling_s, cpu_s, reads = self._clock.monotonic_s(), thread_time(), _disk_reads()
         with self._watched(head) as progress:
             done = process(
                 self._spec,
@@ -205,7 +211,16 @@ class _Shard:
                 progress=progress,
                 chained=self._stage.index > 0,
             )
-        return done, calls
+        hot_key, hot_events = hottest(self._spec, batches.blobs)
+        spent = {
+            "hot_key": hot_key,
+            "hot_events": hot_events,
+            "handle_ms": round(1000 * (self._clock.monotonic_s() - handling_s), 2),
+            "cpu_ms": round(1000 * (thread_time() - cpu_s), 2),
+            "calls_ms": round(1000 * (handling_s - asking_s), 2) if calls else 0.0,
+            "disk_reads": _disk_reads() - reads,
+        }
+        return done, calls, spent
 
     @contextmanager
     def _watched(self, head: Head) -> Iterator[Progress]:
@@ -368,6 +383,11 @@ class _Stores:
 
     def _directory(self, shard: int) -> Path:
         return Path(self._stage.local) / str(shard)
+
+
+def _disk_reads() -> int:
+    """Pages that this process had to wait for (getrusage(2), major faults)."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
 
 
 def _counts(done: Processed) -> dict[str, Any]:

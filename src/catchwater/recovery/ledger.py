@@ -159,6 +159,18 @@ class ShardEpoch(msgspec.Struct, frozen=True):
 
     calls: dict[str, CallEpoch] = {}
     """What was asked of each endpoint."""
+    hot_key: str = ""
+    """The key with the most events, as text; empty: none had a notable share of them."""
+    hot_events: int = 0
+    """Its events."""
+    handle_ms: float = 0.0
+    """Decoding events and calling handlers, reading state included; without `calls_ms`."""
+    cpu_ms: float = 0.0
+    """The processor's part of `handle_ms`: the rest was waiting."""
+    calls_ms: float = 0.0
+    """Waiting for endpoints."""
+    disk_reads: int = 0
+    """Pages of state, or of code, that `handle_ms` waited for because memory had them no more."""
 
     @property
     def position(self) -> Position:
@@ -183,6 +195,8 @@ class EpochEntry(msgspec.Struct, frozen=True):
     """How long Spark took from the records to all shards' answers; 0: not measured."""
     sink_ms: dict[str, float] = {}
     """Sink → how long its commit took."""
+    gc_ms: float = 0.0
+    """How long Spark's JVM stood still meanwhile to collect garbage."""
 
     def total(self, field: str) -> int:
         """The sum of a field over the shards of all stages."""

@@ -327,7 +327,20 @@ class Control:
             self._clock.pause(backoff_s * self._clock.random.uniform(0.5, 1.0))
             backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
 
-    def _attempt(self, method: str, path: str, content: object) -> dict[str, Any]:
+    def metrics(self) -> str:
+        """What Prometheus reads of this broker. Raises `ControlRefused`, `ControlUnreachable`."""
+        try:
+            status, text = self._exchange("GET", "/metrics", None)
+        except (OSError, http.client.HTTPException) as error:
+            raise ControlUnreachable(
+                f"The control API at {self.url} did not answer GET /metrics: {error}."
+            ) from error
+        if status >= 400:
+            raise ControlRefused(status, {})
+        return text.decode()
+
+    def _exchange(self, method: str, path: str, content: object) -> tuple[int, bytes]:
+        """One request: the answer's status and body."""
         made = http.client.HTTPSConnection if self._is_encrypted else http.client.HTTPConnection
         timeout_s = min(self._timeout_s, _ATTEMPT_TIMEOUT_S)
         connection = made(self._host, self._port, timeout=timeout_s)
@@ -335,15 +348,18 @@ class Control:
             body = None if content is None else json.dumps(content)
             connection.request(method, path, body, self._headers)
             response = connection.getresponse()
-            text = response.read()
+            return response.status, response.read()
         finally:
             connection.close()
+
+    def _attempt(self, method: str, path: str, content: object) -> dict[str, Any]:
+        status, text = self._exchange(method, path, content)
         try:
             answer = json.loads(text) if text else {}
         except ValueError:
             answer = {}
-        if response.status >= 400 or not isinstance(answer, dict):
-            raise ControlRefused(response.status, answer if isinstance(answer, dict) else {})
+        if status >= 400 or not isinstance(answer, dict):
+            raise ControlRefused(status, answer if isinstance(answer, dict) else {})
         return answer
 
 

@@ -17,6 +17,7 @@ from catchwater.pipeline.functions.declare import spec_of
 from catchwater.pipeline.pack import (
     RecordKeyDiffers,
     Records,
+    hottest,
     pack,
     pack_run,
     pack_table,
@@ -346,3 +347,26 @@ def test_a_schema_that_cannot_be_had_is_nobodys_poison(monkeypatch):
     [blob] = pack(spec, keys, value, pa.array([0], pa.int64()), origin="t-3", shards=1)
     with pytest.raises(registry.SchemaUnavailable):
         list(read_events(spec, [blob.blob]))
+
+
+def blobs_of(cards: list[str]) -> list[bytes]:
+    """Two batches of events of these cards, in one shard."""
+    values = [msgspec.json.encode(Event(card, at)) for at, card in enumerate(cards)]
+    half = len(values) // 2
+    found = []
+    for part in (values[:half], values[half:]):
+        offsets = pa.array(range(len(part)), pa.int64())
+        packed = pack(SPEC, None, pa.array(part, pa.binary()), offsets, origin="t-0", shards=1)
+        found += [blob for _, blob in packed]
+    return found
+
+
+def test_the_key_with_the_most_events_is_found_and_counted_exactly() -> None:
+    even = [f"card-{n}" for n in range(2_000)]
+    assert hottest(SPEC, blobs_of(["hot"] * 500 + even)) == ("hot", 500)
+    assert hottest(SPEC, blobs_of(even)) == ("", 0)
+    assert hottest(SPEC, blobs_of(["only"] * 200)) == ("only", 200)
+    assert hottest(SPEC, []) == hottest(SPEC, blobs_of(["few"] * 10)) == ("", 0)
+    broken = pack(SPEC, None, pa.array([b"no json"], pa.binary()), pa.array([0]), origin="t-0",
+                  shards=1)  # fmt: skip
+    assert hottest(SPEC, [*blobs_of(["hot"] * 150), broken[0].blob]) == ("hot", 150)

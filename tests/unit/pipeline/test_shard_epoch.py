@@ -2,6 +2,7 @@
 
 import shutil
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,6 +84,17 @@ class Kept(Keyed[Sale, Total, Total]):
 
     def on_event(self, e: Sale, s: Total, ctx: Context) -> Out[Total]:
         """Nothing."""
+        return None
+
+
+@function(name="totals", version=1, key="shop", event_time="at")
+class Sleeper(Keyed[Sale, Total, Total]):
+    """A handler that waits for something outside."""
+
+    def on_event(self, e: Sale, s: Total, ctx: Context) -> Out[Total]:
+        """Wait."""
+        if e.price:
+            time.sleep(0.02)
         return None
 
 
@@ -378,3 +390,14 @@ def test_outputs_travel_to_the_shards_of_the_next_stage(tmp_path: Path) -> None:
     assert {m.shard.stage for m in final} == {1}
     assert sorted(staged(following, [m.staged["out"] for m in final]))[0].timestamp_ms == 1000
     assert {m.shard.stage for m in manifests} == {0}
+
+
+def test_a_shard_says_where_its_time_went_and_which_key_is_hot(tmp_path: Path) -> None:
+    of = stage(tmp_path, code=publish(spec_of(Sleeper), tmp_path))
+    many = [Sale("hot", at, 0) for at in range(300)] + [Sale(f"s{at}", at, 0) for at in range(600)]
+    manifests, _ = run(of, [*head_rows([], 0), *sales(*many, *[Sale("slow", 1, 1)] * 5)])
+    found = [each.shard for each in manifests]
+    assert [(s.hot_key, s.hot_events) for s in found if s.hot_events] == [("hot", 300)]
+    slow = max(found, key=lambda each: each.handle_ms - each.cpu_ms)
+    assert slow.handle_ms - slow.cpu_ms > 80, "it slept for 100 ms, in which the processor did not"
+    assert slow.handle_ms <= slow.operator_ms and slow.calls_ms == 0 and slow.disk_reads >= 0

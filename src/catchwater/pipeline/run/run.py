@@ -313,7 +313,10 @@ def run_query(
     shards = config.shard_count * len(pipeline.specs)
     ledger = Ledger(config.checkpoint)
     limit = poison_limit(pipeline)
-    writer = EpochWriter(ledger, pipeline.sinks, shards, clock, poison_limit=limit)
+    writer = EpochWriter(
+        ledger, pipeline.sinks, shards, clock,
+        poison_limit=limit, collected_ms=session.collected_ms(spark),
+    )  # fmt: skip
     chain = stages(pipeline)
     upkeep = upkeep_of(pipeline, chain, clock)
     _log.info("Running %s, checkpoint %s.", pipeline.name, remote.shown(config.checkpoint))

@@ -27,7 +27,7 @@ import sys
 import tempfile
 import threading
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -622,6 +622,29 @@ def start_workers(spark: "SparkSession", tasks: int) -> None:
 
 def _as_they_are(batches: Iterator[Any]) -> Iterator[Any]:
     return batches
+
+
+def collected_ms(spark: "SparkSession") -> Callable[[], float]:
+    """What tells how long the driver's JVM has stood still so far to collect garbage, ms."""
+    from py4j.protocol import Py4JError
+
+    gateway, jvm = spark.sparkContext._gateway, spark.sparkContext._jvm
+    ways: list[tuple[Any, Any, Any]] = []
+    with suppress(Py4JError, OSError):  # no run fails for a measurement
+        # The beans' classes are the JVM's own, which none may call; their interface is everybody's.
+        bean = jvm.java.lang.Class.forName("java.lang.management.GarbageCollectorMXBean")
+        read = bean.getMethod("getCollectionTime", gateway.new_array(jvm.java.lang.Class, 0))
+        nothing = gateway.new_array(jvm.java.lang.Object, 0)
+        beans = jvm.java.lang.management.ManagementFactory.getGarbageCollectorMXBeans()
+        ways += [(read, each, nothing) for each in beans]
+
+    def ask() -> float:
+        try:
+            return float(sum(read.invoke(each, nothing) for read, each, nothing in ways))
+        except (Py4JError, OSError):
+            return 0.0
+
+    return ask
 
 
 @contextmanager

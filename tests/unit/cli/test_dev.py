@@ -1,0 +1,96 @@
+"""The process tree of `catchwater dev` without Spark: a child ends with who started it."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.ports import free_port
+
+from catchwater.cli import dev
+from catchwater.cli.init import FILES
+from catchwater.wire.client import Client
+
+PATIENCE_S = 120.0
+
+
+def until(done: Any) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_broker_ends_when_its_parent_does(tmp_path: Path) -> None:
+    port, log, ready = free_port(), tmp_path / "broker.log", tmp_path / "ready"
+    child = subprocess.Popen(
+        [
+            sys.executable, "-c", dev._CHILD, str(log), "broker", "run", "--kafka-port", str(port),
+            "--control-port", "0", "--data", str(tmp_path / "data"), "--ready-file", str(ready),
+        ],
+        stdin=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    try:
+        until(ready.exists)
+        with Client(f"127.0.0.1:{port}", timeout_s=PATIENCE_S) as client:
+            client.create_topics({"t": 1})
+        assert "Ready:" in log.read_text()
+        assert dev._control_of(ready) is not None
+        assert child.stdin is not None
+        child.stdin.close()  # as the end of its parent does
+        assert child.wait(PATIENCE_S) == -signal.SIGKILL
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_code_that_is_wrong_from_the_start_is_waited_for_and_ctrl_c_ends_that(
+    tmp_path: Path,
+) -> None:
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text.replace("9092", "1"))
+    function = tmp_path / "card_risk.py"
+    function.write_text("import nowhere\n" + function.read_text())
+    work = subprocess.Popen(
+        [sys.executable, "-c", "from catchwater.cli import main; main()", "dev"],
+        cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        assert work.stdout is not None
+        said = b""
+        while b"nothing runs yet" not in said:
+            assert select.select([work.stdout], [], [], PATIENCE_S)[0], said
+            said += os.read(work.stdout.fileno(), 4096)
+        assert b"No module named 'nowhere', at" in said and b"line 1: import nowhere" in said
+        work.send_signal(signal.SIGINT)
+        assert work.wait(PATIENCE_S) == 0
+        work.stdout.close()
+        assert (
+            not (tmp_path / "checkpoint").exists() and not (tmp_path / "catchwater-data").exists()
+        )
+    finally:
+        work.kill()
+        work.wait()
+
+
+def test_a_file_that_is_missing_ends_it_with_its_name(catchwater: Any, tmp_path: Path) -> None:
+    absent = tmp_path / "absent.toml"
+    for flags in ((), ("--look",)):
+        answer = catchwater("dev", absent, *flags)
+        assert answer.code != 0 and f"There is no pipeline file {absent}" in answer.err
+
+
+def test_lines_are_taken_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    monkeypatch.setattr(dev.os, "read", lambda _, size, own=os.read: own(read, size))
+    os.write(write, b'{"a":1}\n\n  {"b":2}\n{"c')
+    os.write(write, b'":3}')
+    os.close(write)
+    assert [*dev._typed()] == [b'{"a":1}', b'{"b":2}', b'{"c":3}']
+    os.close(read)
