@@ -48,7 +48,7 @@ class Doubles(Keyed[Number, Nothing, Twice]):
         return [Twice(2 * e.n)]
 '''
 FILE = """[pipeline]
-function = "doubles:Doubles"
+function = "{module}:Doubles"
 checkpoint = "checkpoint"
 trigger = "available-now"
 shards = 2
@@ -59,6 +59,7 @@ startingOffsets = "earliest"
 [sink.twice]
 topic = "twice"
 [dead_letter]
+kind = "{kind}"
 topic = "letters"
 """
 NUMBERS = 12
@@ -67,13 +68,14 @@ NUMBERS = 12
 class Life:
     """The pipeline, and what its topics hold."""
 
-    def __init__(self, folder: Path, bootstrap: str) -> None:
+    def __init__(self, folder: Path, bootstrap: str, kind: str) -> None:
         self.folder, self.bootstrap = folder, bootstrap
         with Client(bootstrap) as client:
             client.create_topics({"numbers": 2})
-        (folder / "doubles.py").write_text(FUNCTION.replace("{fixed}", str(folder / "fixed")))
+        module = f"doubles_{kind}"  # one process runs both, and imports a module once
+        (folder / f"{module}.py").write_text(FUNCTION.replace("{fixed}", str(folder / "fixed")))
         self.file = folder / "pipeline.toml"
-        self.file.write_text(FILE.format(bootstrap=bootstrap))
+        self.file.write_text(FILE.format(bootstrap=bootstrap, module=module, kind=kind))
         for n in range(NUMBERS):
             number = {"key": f"k{n % 2}", "n": n, "at": in_session.WRITTEN_MS + n}
             produce(bootstrap, "numbers", n % 2, number, key="key")
@@ -99,9 +101,10 @@ class Life:
         return Counter(h[REPROCESSED_HEADER] for h, _ in rows if REPROCESSED_HEADER in h)
 
 
-@pytest.fixture
-def life(make_broker: Callable[..., Any], tmp_path: Path) -> Life:
-    return Life(tmp_path, make_broker({"log.retention.ms": "-1"}).bootstrap)
+@pytest.fixture(params=["log", "kafka"])
+def life(make_broker: Callable[..., Any], tmp_path: Path, request: pytest.FixtureRequest) -> Life:
+    """Its dead letters lie in its log, or where any Kafka has them: behind transactions."""
+    return Life(tmp_path, make_broker({"log.retention.ms": "-1"}).bootstrap, request.param)
 
 
 def test_every_letter_goes_back_once_and_none_is_lost(

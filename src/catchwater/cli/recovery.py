@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from catchwater.recovery.explain import Account
     from catchwater.recovery.intact import Look
     from catchwater.recovery.reprocess import Letters
+    from catchwater.sinks.config import SinkConfig
 
 app = noun()
 
@@ -219,23 +220,17 @@ def reprocess(
     from catchwater.clock import SYSTEM
     from catchwater.recovery.folder import lock
     from catchwater.recovery.remote import refuse_url
-    from catchwater.recovery.reprocess import NoDeadLetters, Reprocessing
+    from catchwater.recovery.reprocess import Reprocessing
     from catchwater.wire.client import Client
 
     pipeline = open_here(file)
-    letters = pipeline.config.dead_letter
-    if letters is None or letters.kind != "log":
-        has = "none" if letters is None else f"them in a {letters.kind} sink"
-        raise NoDeadLetters(
-            f"Dead letters are sent again from a topic of the pipeline's own log; it has {has}.",
-            hint="A range of the input is run again by: catchwater pipeline backfill FILE.",
-        )
+    options = pipeline.options
+    topic = _topic_of_letters(pipeline.config.dead_letter, options.bootstrap)
     folder = declared_here(file).checkpoint
     refuse_url(folder, "Sending dead letters again")
-    options = pipeline.options
     client = Client(options.bootstrap, clock=SYSTEM, security=options.security)
     with closing(client), lock(folder, name="reprocess.lock", wait_s=0):
-        work = Reprocessing(client, folder, letters.options.topic, options.topics)
+        work = Reprocessing(client, folder, topic, options.topics)
         found = work.find(skip_gone=skip_gone)
         if not as_json:
             _show_letters(found)
@@ -251,6 +246,25 @@ def reprocess(
         })  # fmt: skip
     else:
         talk(f"sent {spaced(sent)} of {spaced(len(found.letters))}")
+
+
+def _topic_of_letters(letters: "SinkConfig | None", bootstrap: str) -> str:
+    """Their topic, at the brokers of the input."""
+    from catchwater.recovery.reprocess import NoDeadLetters
+
+    if letters is not None and letters.kind == "log":
+        return str(letters.options.topic)
+    if letters is not None and letters.kind == "kafka":
+        there = letters.options.kafka.get("kafka.bootstrap.servers") or bootstrap
+        if {*there.split(",")} == {*bootstrap.split(",")}:
+            return str(letters.options.topic)
+        has = "them at other brokers"
+    else:
+        has = "none" if letters is None else f"them in a {letters.kind} sink"
+    raise NoDeadLetters(
+        f"Dead letters are sent again from a topic at the brokers of the input; it has {has}.",
+        hint="A range of the input is run again by: catchwater pipeline backfill FILE.",
+    )
 
 
 def _show_letters(found: "Letters") -> None:

@@ -23,7 +23,7 @@ from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError
 from catchwater.recovery.contract import HistoryGone
 from catchwater.recovery.ledger import FOLDER, OffsetMap, read_json, write_whole
-from catchwater.wire.arrow import Record, decode, encode_batch, place
+from catchwater.wire.arrow import AbortedTransaction, Record, decode, encode_batch, place
 from catchwater.wire.client import EARLIEST, LATEST, Client
 from catchwater.wire.fields import TopicPartition
 
@@ -107,7 +107,8 @@ class Reprocessing:
         numbers = self._client.metadata([self._topic]).partitions(self._topic)
         keys = [(self._topic, number) for number in numbers]
         starts = self._client.list_offsets(dict.fromkeys(keys, EARLIEST))
-        ends = self._client.list_offsets(dict.fromkeys(keys, LATEST))
+        # A letter of a transaction that is open is not there yet: the next time it is sent.
+        ends = self._client.list_offsets(dict.fromkeys(keys, LATEST), read_committed=True)
         first = {key: sent.positions.get(str(key[1]), 0) for key in keys}
         gone = {key: (at, starts[key]) for key, at in first.items() if at < starts[key]}
         if gone and not skip_gone:
@@ -210,7 +211,7 @@ class Reprocessing:
 
 
 class NoDeadLetters(CatchwaterError):
-    """The pipeline has no topic of dead letters on the log that its input comes from."""
+    """The pipeline has no topic of dead letters at the brokers that its input comes from."""
 
     exit_code = 2
 
@@ -243,7 +244,8 @@ def _records(
         batches = place(fetched.records, partial_tail=True)
         if not batches:
             return  # an open transaction ends what can be read
-        for table in decode(fetched.records, batches, first=at, columns=columns):
+        aborted = [AbortedTransaction(*each) for each in fetched.aborted]
+        for table in decode(fetched.records, batches, first=at, columns=columns, aborted=aborted):
             for row in table.to_pylist():
                 if row["offset"] < end:
                     headers = {each["key"]: each["value"] or b"" for each in row["headers"] or ()}

@@ -30,14 +30,16 @@ class Log:
     def metadata(self, topics: Any) -> Any:
         return SimpleNamespace(partitions=lambda topic: [0])
 
-    def list_offsets(self, wanted: dict[Any, int]) -> dict[Any, int]:
+    def list_offsets(
+        self, wanted: dict[Any, int], *, read_committed: bool = False
+    ) -> dict[Any, int]:
         end = self.start + len(self.records)
         return {key: self.start if at == EARLIEST else end for key, at in wanted.items()}
 
     def fetch(self, wanted: dict[Any, int], **limits: Any) -> Any:
         rows = [(b"k", b"v%d" % n, 0, each) for n, each in enumerate(self.records)]
         batch = encode_batch(rows, base_offset=self.start)
-        return {key: SimpleNamespace(records=memoryview(batch)) for key in wanted}
+        return {key: SimpleNamespace(records=memoryview(batch), aborted=()) for key in wanted}
 
 
 def found(tmp_path: Path, log: Log, **options: bool) -> Any:
