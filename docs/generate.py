@@ -56,9 +56,8 @@ def _commands(group: Any, context: Any, path: str) -> Iterator[str]:
 
 def metrics_tables() -> list[str]:
     """Every metric of a broker, and every one of a pipeline."""
-    broker, counts = Metrics(), RequestCounts()
-    broker.show_store(counts)
-    broker.show_log(ReadCounts(), Written(), counts.stored)
+    broker = Metrics()
+    broker.show(RequestCounts(), ReadCounts(), Written())
     pipeline = PipelineMetrics("p", ["f"]).registry
     pages = {"broker": broker.page(), "pipeline": generate_latest(pipeline)}
     return [

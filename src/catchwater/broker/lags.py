@@ -54,6 +54,8 @@ class Lags(NamedTuple):
 
 
 _Place = tuple[PartitionKey, int]
+_Times = dict[_Place, tuple[int, int | None]]
+_NOTHING = (0, None)
 _Found = tuple[Position, PartitionKey, int]
 """A position, its partition, and where that ends."""
 
@@ -65,7 +67,7 @@ class GroupLags:
         self._broker = broker
         self._looking = asyncio.Lock()
         self._lags, self._until_s = Lags(), float("-inf")
-        self._times: dict[_Place, tuple[int, int | None]] = {}
+        self._times: _Times = {}
         """Place → markers that lie there, and the time of the record behind them, ms."""
         config = broker.config
         self.promises: Mapping[str, float] = group_promises(config.catchwater_group_max_staleness)
@@ -91,9 +93,8 @@ class GroupLags:
         most = self._broker.config.catchwater_metrics_max_lags
         rows, left_out = await self._broker.log.positions(most)
         found = await asyncio.to_thread(self._with_ends, rows)
-        await self._find_times(
-            {(key, row.offset): end for row, key, end in found if end > row.offset}
-        )
+        places, self._times, unknown = await asyncio.to_thread(self._places, found)
+        await self._find_times(places, unknown)
         return Lags(await asyncio.to_thread(self._made, found), left_out)
 
     def _with_ends(self, rows: Sequence[Position]) -> list[_Found]:
@@ -107,11 +108,18 @@ class GroupLags:
                 found.append((row, (topic_id, row.partition), state.high_watermark))
         return found
 
-    async def _find_times(self, places: Mapping[_Place, int]) -> None:
-        """`places` with the ends of their partitions."""
-        self._times = {place: at for place, at in self._times.items() if place in places}
-        cold, left = COLD, [place for place in places if self._unknown(place)]
-        for at, place in enumerate(left[:TAIL]):
+    def _places(self, found: Sequence[_Found]) -> tuple[dict[_Place, int], _Times, list[_Place]]:
+        """Places that groups are behind at, with the ends of their partitions; what is known of
+        their times, and of which it is not.
+        """
+        places = {(key, row.offset): end for row, key, end in found if end > row.offset}
+        known = {place: at for place, at in self._times.items() if place in places}
+        # Where markers were all there was, a record may have come.
+        return places, known, [each for each in places if known.get(each, _NOTHING)[1] is None]
+
+    async def _find_times(self, places: Mapping[_Place, int], unknown: Sequence[_Place]) -> None:
+        cold = COLD
+        for at, place in enumerate(unknown[:TAIL]):
             if at % _AT_ONCE == 0:
                 await self._broker.clock.sleep(0)  # the turn of others
             key, offset = place
@@ -130,16 +138,12 @@ class GroupLags:
             else:
                 self._times[place] = markers, time_ms
 
-    def _unknown(self, place: _Place) -> bool:
-        """Where markers were all there was, a record may have come."""
-        found = self._times.get(place)
-        return found is None or found[1] is None
-
     def _made(self, found: Sequence[_Found]) -> list[Lag]:
-        now_ms, lags = self._broker.clock.now_ms(), list[Lag]()
-        for row, key, end in found:
-            markers, time_ms = self._times.get((key, row.offset), (0, None))
-            records = max(0, end - row.offset - markers)
+        now_ms, times = self._broker.clock.now_ms(), self._times
+        lags = list[Lag]()
+        for (group, topic, partition, offset), key, end in found:
+            markers, time_ms = times.get((key, offset), _NOTHING)
+            records = max(0, end - offset - markers)
             late_s = None if time_ms is None else max(0, now_ms - time_ms) / 1000
-            lags.append(Lag(*row, records, late_s if records else 0.0))
+            lags.append(Lag(group, topic, partition, offset, records, late_s if records else 0.0))
         return lags

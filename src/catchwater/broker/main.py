@@ -274,8 +274,7 @@ def _broker(config: BrokerConfig, clock: Clock, log: Log, places: Places, peers:
     broker = Broker(config, log, clock, groups, Metrics(), first, APIS)
     log.observe_wal(broker.metrics.wal_fsync_seconds.observe)
     if isinstance(log.objects, RetryingStore):
-        broker.metrics.show_store(log.objects.requests)
-        broker.metrics.show_log(log.reads, log.written, log.objects.requests.stored)
+        broker.metrics.show(log.objects.requests, log.reads, log.written)
     broker.listeners, broker.control_url = places.listeners, places.control_url
     if config.is_guarded:
         tokens = Tokens(config, clock) if config.takes_tokens else None

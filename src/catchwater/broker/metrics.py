@@ -87,10 +87,14 @@ class TimesByLabel(Collector):
         """The times of this value of the label."""
         return self._times.setdefault(value, Times())
 
+    def known(self, value: str) -> Times:
+        """The times of this value so far; none, where it was never met."""
+        return self._times.get(value) or Times()
+
     def collect(self) -> Iterator[HistogramMetricFamily]:
         """What Prometheus asks for."""
         family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
-        for value, times in self._times.items():
+        for value, times in list(self._times.items()):  # the event loop may meet another one
             family.add_metric([value] if self._labels else [], *times.cumulated())
         yield family
 
@@ -106,27 +110,27 @@ class Groups:
 
     def text(self) -> str:
         """What Prometheus reads; for any thread, one at a time."""
-        lags, before = self.found.lags, self._labels
-        self._labels = {
-            lag[:3]: before.get(lag[:3]) or _labels(lag.group, lag.topic, lag.partition)
-            for lag in lags
-        }
-        labels = self._labels
+        before, labels = self._labels, dict[tuple[str, str, int], str]()
+        in_records, in_seconds = list[str](), list[str]()
         records, seconds = dict[str, int](), dict[str, float]()
-        for lag in lags:
-            records[lag.group] = records.get(lag.group, 0) + lag.records
-            if lag.seconds is not None:
-                seconds[lag.group] = max(lag.seconds, seconds.get(lag.group, 0.0))
+        for group, topic, partition, _, count, late_s in self.found.lags:
+            place = group, topic, partition
+            shown = before.get(place) or _labels(*place)
+            labels[place] = shown
+            in_records.append(f"catchwater_consumer_lag_records{shown} {count}.0\n")
+            records[group] = records.get(group, 0) + count
+            if late_s is not None:
+                in_seconds.append(f"catchwater_consumer_lag_seconds{shown} {late_s}\n")
+                seconds[group] = max(late_s, seconds.get(group, 0.0))
+        self._labels = labels
         promised = {name: self.promises.get(name, self.promises.get("*")) for name in records}
         return "".join(
             (
                 _gauges("group_members", "Members of a consumer group.", self.members),
                 _family("consumer_lag_records", "Records from a group's position to the end."),
-                *(f"catchwater_consumer_lag_records{labels[lag[:3]]} {lag.records}.0\n"
-                  for lag in lags),
+                *in_records,
                 _family("consumer_lag_seconds", "Age of the oldest record a group has not read."),
-                *(f"catchwater_consumer_lag_seconds{labels[lag[:3]]} {lag.seconds}\n"
-                  for lag in lags if lag.seconds is not None),
+                *in_seconds,
                 _gauges("group_lag_records", "The sum of a group's lags.", records),
                 _gauges("group_lag_seconds", "The largest of a group's lags.", seconds),
                 _gauges(
@@ -213,7 +217,7 @@ class _Commits(Collector):
             labels=["kind"],
         )
         for kind, api in _COMMITS.items():
-            family.add_metric([kind], *self._times.of(api).cumulated())
+            family.add_metric([kind], *self._times.known(api).cumulated())
         yield family
 
 
@@ -293,20 +297,14 @@ class Metrics:
             "loop_lag_seconds", "How late the event loop wakes a task that slept for a second."
         )
 
-    def show_store(self, counts: RequestCounts) -> None:
-        """Show what became of the requests to the object store, and what was written there."""
-        self._registry.register(_StoreRequests(counts))
-        self._registry.register(_StoreTimes(counts))
-
-    def show_log(self, reads: ReadCounts, written: Written, stored: Mapping[str, int]) -> None:
-        """Show where reads were answered from, and what was written for what was appended.
-
-        `stored`: the bytes of objects by the first part of their keys.
-        """
+    def show(self, requests: RequestCounts, reads: ReadCounts, written: Written) -> None:
+        """Show what became of the requests to the object store, and what reads and writes took."""
+        for each in (_StoreRequests(requests), _StoreTimes(requests), _Appended(written)):
+            self._registry.register(each)
 
         def amplified() -> dict[str, float]:
-            objects = {kind: stored.get(kind, 0) for kind in ("segments", "parquet", "staged")}
-            return {"wal": written.wal, **objects}
+            kinds = ("segments", "parquet", "staged")
+            return {"wal": written.wal, **{kind: requests.stored[kind] for kind in kinds}}
 
         for name, text, label, read in (
             ("tail_reads", "Reads of clients, by where the bytes came from.", "from",
@@ -315,7 +313,6 @@ class Metrics:
              "kind", amplified),
         ):  # fmt: skip
             self._registry.register(_Counts(f"catchwater_{name}", text, label, read))
-        self._registry.register(_Appended(written))
 
     def throttled(self, key: str, seconds: float) -> None:
         """A client waits so long for this quota."""

@@ -25,6 +25,7 @@ from catchwater.config import CatchwaterError
 from catchwater.objects.base import ObjectStore, StoreFull
 from catchwater.objects.local import LocalStore
 from catchwater.objects.open import open_store
+from catchwater.objects.retry import ONCE, RetryingStore
 from catchwater.room import NO_SPACE, Reserve
 from catchwater.wal.file import SEGMENT_BYTES, FileWal
 
@@ -95,7 +96,7 @@ class DataDirectory:
                     self.objects: ObjectStore = (
                         open_store(objects_url, clock)
                         if objects_url
-                        else LocalStore(path / "objects", clock)
+                        else RetryingStore(LocalStore(path / "objects", clock), clock, ONCE)
                     )
                     self.wal = FileWal(
                         path,

@@ -46,6 +46,8 @@ class Patience(NamedTuple):
 
 
 PATIENT = Patience()
+ONCE = Patience(tries=1)
+"""Requests are only counted; an error stays as it is."""
 
 
 class RequestCounts:
@@ -101,6 +103,8 @@ class Attempts:
 
     def wait(self, error: StoreUnavailable) -> None:
         """Wait before the next attempt. Raises `StoreUnavailable` after the last one."""
+        if self._patience.tries == 1:
+            raise error
         self._made += 1
         elapsed_s = self._clock.monotonic_s() - self._started_s
         patience = self._patience

@@ -5,14 +5,20 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from catchwater.broker.control.app import Health
 from catchwater.broker.lags import GroupLags
 from catchwater.broker.metrics import Metrics
 from catchwater.catalog.rows import Position, ReportRow
+from catchwater.clock import ManualClock
 from catchwater.config import BrokerConfig
-from catchwater.objects.retry import RequestCounts
+from catchwater.log.read.reader import ReadCounts
+from catchwater.log.write.writer import Written
+from catchwater.objects.base import StoreUnavailable
+from catchwater.objects.memory import MemoryStore
+from catchwater.objects.retry import Patience, RequestCounts, RetryingStore
 from catchwater.verdicts import Verdict
 from catchwater.wire.arrow import encode_batch
 from catchwater.wire.batch import marker, patched
@@ -20,7 +26,7 @@ from catchwater.wire.batch import marker, patched
 
 def test_the_object_stores_requests_are_shown_by_operation_and_outcome() -> None:
     metrics, counts = Metrics(), RequestCounts()
-    metrics.show_store(counts)
+    metrics.show(counts, ReadCounts(), Written())
     counts.add("put", "ok")
     counts.add("put", "ok")
     counts.add("get_range", "retried")
@@ -122,6 +128,47 @@ async def test_lags_are_shown_up_to_a_bound_and_others_have_their_turn_meanwhile
     assert 'catchwater_group_lag_seconds{group="g"} 2.5' in page
     assert 'catchwater_group_members{group="g"} 2.0' in page
     assert broker.turns > 10
+
+
+def test_a_store_that_fails_flips_its_own_metrics_and_one_that_is_slow_the_others() -> None:
+    """What was written is counted by what it was written for."""
+    metrics, clock = Metrics(), ManualClock()
+    broken = MemoryStore()
+    store = RetryingStore(broken, clock, Patience(tries=3))
+    metrics.show(store.requests, ReadCounts(3, 1), Written(900, 1000))
+
+    def values() -> dict[str, float]:
+        page = metrics.page().decode().splitlines()
+        lines = [line.rpartition(" ") for line in page if not line.startswith("#")]
+        return {name: float(value) for name, _, value in lines if "_created" not in name}
+
+    store.put("segments/a", [b"12345"])
+    before = values()
+    assert before['catchwater_written_bytes_total{kind="segments"}'] == 5
+    assert before['catchwater_written_bytes_total{kind="wal"}'] == 1000
+    assert before["catchwater_appended_bytes_total"] == 900
+    assert before['catchwater_tail_reads_total{from="storage"}'] == 1
+
+    def fail(key: str) -> bytes:
+        clock.advance(2_000)
+        raise StoreUnavailable("Down.")
+
+    broken.get = fail  # type: ignore[method-assign]
+    with pytest.raises(StoreUnavailable):
+        store.get("segments/a")
+    after = values()
+    requests, name = 'catchwater_object_store_requests_total{op="get",outcome=', "catchwater_"
+    assert after[requests + '"retried"}'] == 2
+    assert after[requests + '"failed"}'] == 1
+    slow = 'catchwater_object_store_request_seconds_bucket{le="5.0",op="get"}'
+    assert (after[slow], after[slow.replace("5.0", "+Inf")]) == (0, 1)
+    changed = {each.partition("{")[0] for each in after if after[each] != before.get(each)}
+    assert {each.removeprefix(name) for each in changed} <= {
+        "object_store_requests_total", "object_store_request_seconds_bucket",
+        "object_store_request_seconds_count", "object_store_request_seconds_sum",
+        "retries_total", "process_cpu_seconds_total", "process_resident_memory_bytes",
+        "process_virtual_memory_bytes", "process_open_fds",
+    }  # fmt: skip
 
 
 async def test_what_was_promised_to_a_group_stands_beside_its_lag() -> None:

@@ -1,0 +1,203 @@
+"""Each metric of a broker moves when what it is there for happens, and rests when other things do.
+
+One broker, and one fault after the other; after each, its metrics of faults are looked at. Those
+that move at rest, as times and bytes do, only have to move.
+"""
+
+import os
+import signal
+import socket
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from prometheus_client.parser import text_string_to_metric_families
+
+from catchwater.config import CatchwaterError
+from catchwater.replay.control import Control
+from catchwater.wire.arrow import encode_batch
+from catchwater.wire.client import Client
+
+pytestmark = pytest.mark.slow
+
+PATIENCE_S = 60.0
+OK = {"state": "ok", "reason": "Fine.", "next": "catchwater"}
+RESTING = {
+    "audited_total", "batches_refused_total", "consumer_lag_records", "consumer_lags_left_out",
+    "group_lag_records", "group_max_staleness_seconds", "group_members", "partitions", "pins",
+    "pipeline_verdict", "replay_granted_bytes_total", "replay_throttled_seconds_total",
+    "txn_errors_total", "txn_open", "brokers",
+}  # fmt: skip
+"""What stands still unless its own fault is there."""
+
+Values = dict[tuple[str, Any], float]
+
+
+class World:
+    """A broker, and what happens to it."""
+
+    def __init__(self, broker: Any) -> None:
+        self.broker = broker
+        self.control = Control(broker.control_url)
+        self.kept: list[Any] = []
+        """What has to live on for a fault to last."""
+
+    def values(self) -> Values:
+        url = f"{self.broker.control_url}/metrics"
+        with urllib.request.urlopen(url, timeout=PATIENCE_S) as reply:
+            page = reply.read().decode()
+        return {
+            (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+            for family in text_string_to_metric_families(page)
+            for sample in family.samples
+            if not sample.name.endswith("_created")
+        }
+
+    def client(self) -> Client:
+        return Client(self.broker.bootstrap)
+
+    def create_a_topic(self) -> None:
+        with self.client() as client:
+            client.create_topics({"t": 2, "x": 1}, {})
+
+    def append(self) -> None:
+        now_ms = round(time.time() * 1000)
+        batch = encode_batch([(b"k", b"v%d" % n, now_ms, ()) for n in range(9)])
+        with self.client() as client:
+            client.produce([(("t", 0), batch)])
+            client.fetch({("t", 0): 0}, max_wait_ms=0)
+
+    def break_a_batch(self) -> None:
+        batch = bytearray(encode_batch([(b"k", b"v", 1, ())]))
+        batch[-1] ^= 1
+        with self.client() as client, suppress(CatchwaterError):
+            client.produce([(("t", 0), bytes(batch))])
+
+    def fall_behind(self) -> None:
+        consumer = Consumer({"bootstrap.servers": self.broker.bootstrap, "group.id": "late"})
+        consumer.commit(offsets=[TopicPartition("t", 0, 2)], asynchronous=False)
+        consumer.close()
+
+    def join(self) -> None:
+        consumer = Consumer({"bootstrap.servers": self.broker.bootstrap, "group.id": "here"})
+        consumer.subscribe(["t"])
+        deadline = time.monotonic() + PATIENCE_S
+        while not consumer.assignment() and time.monotonic() < deadline:
+            consumer.poll(0.1)
+        self.kept.append(consumer)
+
+    def leave_a_transaction_open(self) -> None:
+        self.kept.append(self._transaction())
+
+    def fence_a_producer(self) -> None:
+        first = self._transaction("fenced")
+        second = self._transaction("fenced")
+        with suppress(KafkaException):
+            first.commit_transaction(PATIENCE_S)
+        second.commit_transaction(PATIENCE_S)
+
+    def _transaction(self, name: str = "open") -> Producer:
+        settings = {"bootstrap.servers": self.broker.bootstrap, "transactional.id": name}
+        producer = Producer(settings, logger=_SILENT)
+        producer.init_transactions(PATIENCE_S)
+        producer.begin_transaction()
+        producer.produce("x", b"1")
+        assert producer.flush(PATIENCE_S) == 0
+        return producer
+
+    def send_nonsense(self) -> None:
+        with socket.create_connection(("127.0.0.1", self.broker.port), PATIENCE_S) as raw:
+            raw.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            with suppress(OSError):
+                raw.recv(1)
+
+    def pin(self) -> None:
+        place = {"topic": "t", "partition": 0, "offset": 0}
+        self.control.set_pin("p", {"owner": "o", "positions": [place]})
+
+    def report_a_failure(self) -> None:
+        bad = {**OK, "state": "fail"}
+        report = {"name": "cards", "correct": bad, "recoverable": OK, "fresh": OK}
+        self.control.report("cards", report)
+
+    def replay_more_than_the_quota(self) -> None:
+        for _ in range(3):
+            self.control.grant(10_000_000)
+
+    def hold_up(self) -> None:
+        os.kill(self.broker.process.pid, signal.SIGSTOP)
+        time.sleep(2.5)
+        os.kill(self.broker.process.pid, signal.SIGCONT)
+
+    def read_from_storage(self) -> None:
+        with self.client() as client:
+            client.fetch({("t", 0): 0}, max_wait_ms=0)
+
+
+class _Silent:
+    def log(self, *_: Any, **__: Any) -> None:
+        pass
+
+
+_SILENT: Any = _Silent()
+
+LAG = {"consumer_lag_records", "consumer_lag_seconds", "group_lag_records", "group_lag_seconds"}
+FAULTS: list[tuple[Callable[[World], None], set[str]]] = [
+    (World.create_a_topic, {"partitions"}),
+    (World.append, {"appended_bytes_total", "written_bytes_total", "bytes_in_total",
+                    "bytes_out_total", "tail_reads_total", "wal_fsync_seconds_count",
+                    "request_seconds_count", "request_queue_seconds_count"}),
+    (World.break_a_batch, {"batches_refused_total"}),
+    (World.fall_behind, LAG | {"commit_latency_seconds_count", "group_max_staleness_seconds"}),
+    (World.join, {"group_members"}),
+    (World.leave_a_transaction_open, {"txn_open"}),
+    (World.fence_a_producer, {"txn_errors_total", "commit_latency_seconds_count"}),
+    (World.send_nonsense, {"connections_closed_total"}),
+    (World.pin, {"pins"}),
+    (World.report_a_failure, {"pipeline_verdict", "pipeline_report_age_seconds"}),
+    (World.replay_more_than_the_quota,
+     {"replay_granted_bytes_total", "replay_throttled_seconds_total"}),
+    (World.hold_up, {"loop_lag_seconds_sum"}),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def world(make_broker: Callable[..., Any]) -> Iterator[World]:
+    quota = {"catchwater.replay.quota.bytes.per.second": "1000000"}
+    made = World(make_broker({**quota, "catchwater.group.max.staleness": "late=1h"}))
+    yield made
+    for consumer in made.kept:
+        if isinstance(consumer, Consumer):
+            consumer.close()
+
+
+def moved(before: Values, after: Values) -> set[str]:
+    """The metrics of which a series is other than before."""
+    names = {key[0] for key in {*before, *after} if before.get(key) != after.get(key)}
+    return {name.removeprefix("catchwater_") for name in names}
+
+
+def test_each_metric_moves_under_its_own_fault_and_rests_under_others(world: World) -> None:
+    for fault, names in FAULTS:
+        before = world.values()
+        fault(world)
+        deadline = time.monotonic() + PATIENCE_S
+        while not names <= (found := moved(before, world.values())):
+            assert time.monotonic() < deadline, (fault.__name__, names - found)
+            time.sleep(0.1)
+        assert found & RESTING <= names, (fault.__name__, found & RESTING - names)
+    held_up = {key: value for key, value in world.values().items() if "loop_lag" in key[0]}
+    [late] = [v for (name, labels), v in held_up.items() if ("le", "1.0") in labels]
+    assert late < held_up["catchwater_loop_lag_seconds_count", ()], "it was 2.5 s late once"
+
+
+def test_reads_of_what_memory_has_lost_are_counted_as_such(world: World) -> None:
+    world.broker.restart()
+    where = ("catchwater_tail_reads_total", (("from", "storage"),))
+    before = world.values()[where]
+    world.read_from_storage()
+    assert world.values()[where] > before
