@@ -124,15 +124,16 @@ class Measured:
         return self.input_per_s > SPARE * self.capacity_per_s
 
 
-PARTS = ("source", "handlers", "waiting", "calls", "state", "sinks", "commit")
+PARTS = ("source", "decode", "handlers", "waiting", "calls", "state", "sinks", "commit")
 
 
 def split_ms(measured: Measured) -> dict[str, float]:
     """Where an epoch's time goes on average, ms, by `PARTS`; empty if that was not measured.
 
-    `source`: reading, decoding and shuffling; `handlers`: the processor's part of the functions;
-    `waiting`: the rest of their time; `state`: loading it and making its changes durable. What the
-    functions take is as long as the slowest shard of each, and divided as all shards' is.
+    `source`: reading and shuffling; `decode`: making events of bytes; `handlers`: the processor's
+    part of the functions beside that; `waiting`: the rest of their time; `state`: loading it and
+    making its changes durable. What the functions take is as long as the slowest shard of each, and
+    divided as all shards' is.
     """
     sums = dict.fromkeys(PARTS, 0.0)
     epochs = [entry for entry in measured.entries if entry.run_ms and entry.total("events")]
@@ -145,7 +146,9 @@ def split_ms(measured: Measured) -> dict[str, float]:
         scale = parts["function"] / whole if whole else 0.0
         cpu = min(entry.total("cpu_ms"), entry.total("handle_ms"))
         handle, calls = entry.total("handle_ms"), entry.total("calls_ms")
-        sums["handlers"] += scale * cpu
+        decode = min(entry.total("decode_ms"), cpu)
+        sums["decode"] += scale * decode
+        sums["handlers"] += scale * (cpu - decode)
         sums["waiting"] += scale * max(0.0, handle - cpu)
         sums["calls"] += scale * calls
         sums["state"] += scale * max(0.0, whole - handle - calls)
@@ -246,15 +249,30 @@ def _slow_function(m: Measured) -> Iterator[Finding]:
     share, spent_ms, whole_ms = _share(m, "handlers")
     if not (m.pressed and share >= HALF):
         return
-    name, cpu_us = max(_by_function(m, "cpu_ms"), key=lambda each: each[1])
+    name, cpu_ms = max(_by_function(m, "cpu_ms"), key=lambda each: each[1])
     yield Finding(
         "slow-function", "processor", name,
         f"handlers use the processor for {spent_ms:.0f} of an epoch's {whole_ms:.0f} ms; {name} "
-        f"{1000 * cpu_us:.0f} µs an event, with {m.tasks} tasks",
+        f"{1000 * cpu_ms:.0f} µs an event, with {m.tasks} tasks",
         "Nothing else would make the pipeline faster than its handlers are.",
         "Profile the handler on its harness (python -m cProfile -m pytest). Then tasks = "
         f"{2 * m.tasks} in [pipeline], if the machine has the cores; shards bound what is at once.",
     )  # fmt: skip
+
+
+def _slow_decode(m: Measured) -> Iterator[Finding]:
+    """Making events of bytes takes longer than handling them."""
+    share, spent_ms, whole_ms = _share(m, "decode")
+    if m.pressed and share >= MUCH:
+        name, ms = max(_by_function(m, "decode_ms"), key=lambda each: each[1])
+        yield Finding(
+            "slow-decode", "processor", name,
+            f"decoding takes {spent_ms:.0f} of an epoch's {whole_ms:.0f} ms, {1000 * ms:.0f} µs an "
+            "event",
+            "Every field of the event's class is made for each event, used or not.",
+            "Leave fields out of the event's class that the function does not use; a dataclass or "
+            "msgspec.Struct instead of a pydantic model; events that are smaller.",
+        )  # fmt: skip
 
 
 def _waiting_function(m: Measured) -> Iterator[Finding]:
@@ -480,6 +498,7 @@ RULES: Sequence[Callable[[Measured], Iterator[Finding]]] = (
     _hot_key,
     _hot_partition,
     _slow_function,
+    _slow_decode,
     _waiting_function,
     _slow_call,
     _slow_sink,

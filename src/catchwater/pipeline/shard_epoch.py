@@ -17,7 +17,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import thread_time
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -56,6 +56,8 @@ from catchwater.state.entries import ShardState
 from catchwater.state.keys import HASH_BYTES
 from catchwater.state.log import StateLog
 from catchwater.state.store import ShardStore, read_boot_id
+
+T = TypeVar("T")
 
 JOURNAL = "calls"
 """The folder of the call journals in the checkpoint's store."""
@@ -194,9 +196,12 @@ class _Shard:
     ) -> tuple[Processed, dict[str, CallEpoch], dict[str, Any]]:
         """What came of the events, what was asked meanwhile, and where the time went."""
         tables = [read_table(row.blob) for row in rows[1:] if row.sequence < EVENTS]
-        batches = _Events(self._spec, [row.blob for row in rows[1:] if row.sequence >= EVENTS])
+        blobs = [row.blob for row in rows[1:] if row.sequence >= EVENTS]
+        batches = _Events(self._spec, blobs, self._clock)
         asking_s = self._clock.monotonic_s()
         answers, calls = self._answers(head, batches)
+        asked_s = self._clock.monotonic_s() - asking_s - batches.decode_s
+        batches.decode_s = 0.0  # what was decoded to ask
         handling_s, cpu_s, reads = self._clock.monotonic_s(), thread_time(), _disk_reads()
         with self._watched(head) as progress:
             done = process(
@@ -216,8 +221,9 @@ class _Shard:
             "hot_key": hot_key,
             "hot_events": hot_events,
             "handle_ms": round(1000 * (self._clock.monotonic_s() - handling_s), 2),
+            "decode_ms": round(1000 * batches.decode_s, 2),
             "cpu_ms": round(1000 * (thread_time() - cpu_s), 2),
-            "calls_ms": round(1000 * (handling_s - asking_s), 2) if calls else 0.0,
+            "calls_ms": round(1000 * asked_s, 2) if calls else 0.0,
             "disk_reads": _disk_reads() - reads,
         }
         return done, calls, spent
@@ -316,7 +322,7 @@ class _Shard:
             yield Row(labels[shard], stage.index + 1, shard, sequence, blob)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Events:
     """An epoch's events, decoded as often as one goes through them.
 
@@ -325,13 +331,27 @@ class _Events:
 
     spec: FunctionSpec
     blobs: Sequence[bytes]
+    clock: Clock
+    decode_s: float = 0.0
+    """How long decoding took so far."""
 
     def __iter__(self) -> Iterator[Batch]:
-        return read_events(self.spec, self.blobs)
+        return self._timed(read_events(self.spec, self.blobs))
 
     def blocks(self) -> Iterator[Iterator[Batch]]:
         """The same by blocks of keys."""
-        return read_blocks(self.spec, self.blobs)
+        return map(self._timed, self._timed(read_blocks(self.spec, self.blobs)))
+
+    def _timed(self, made: Iterator[T]) -> Iterator[T]:
+        while True:
+            began_s = self.clock.monotonic_s()
+            try:
+                each = next(made)
+            except StopIteration:
+                return
+            finally:
+                self.decode_s += self.clock.monotonic_s() - began_s
+            yield each
 
 
 _CALLS: dict[FunctionCode, Calls] = {}

@@ -165,6 +165,8 @@ class ShardEpoch(msgspec.Struct, frozen=True):
     """Its events."""
     handle_ms: float = 0.0
     """Decoding events and calling handlers, reading state included; without `calls_ms`."""
+    decode_ms: float = 0.0
+    """The part of `handle_ms` in which events were decoded."""
     cpu_ms: float = 0.0
     """The processor's part of `handle_ms`: the rest was waiting."""
     calls_ms: float = 0.0

@@ -31,13 +31,14 @@ def entries(
     *, weights: tuple[int, ...] = (25, 25, 25, 25), hot: dict[str, Any] | None = None,
     entry: dict[str, Any] | None = None, **shard: Any,
 ) -> list[EpochEntry]:  # fmt: skip
-    """Epochs of 250 ms: 100 source, 100 function (60 handlers, 10 waiting, 30 state), 20 sink.
+    """Epochs of 250 ms: 100 source, 100 function (10 decode, 50 handlers, 10 waiting, 30 state),
+    20 sink, 30 commit.
 
     `shard` changes all shards, `hot` the first one.
     """
     usual: dict[str, Any] = {
         "events": EVENTS, "outputs": 10, "keys": 100, "state_bytes": 10_000_000,
-        "operator_ms": 100.0, "handle_ms": 70.0, "cpu_ms": 60.0,
+        "operator_ms": 100.0, "handle_ms": 70.0, "cpu_ms": 60.0, "decode_ms": 10.0,
     }  # fmt: skip
     usual |= shard
     made = []
@@ -86,6 +87,10 @@ PLANTED: dict[str, Measured] = {
     "hot-partition": replace(SOUND, entries=entries(weights=(4, 4, 2, 90))),
     "slow-function": replace(
         BUSY, entries=entries(operator_ms=900.0, handle_ms=850.0, cpu_ms=840.0), trigger_s=None
+    ),
+    "slow-decode": replace(
+        BUSY, trigger_s=None,
+        entries=entries(operator_ms=900.0, handle_ms=850.0, cpu_ms=840.0, decode_ms=600.0),
     ),
     "waiting-function": replace(
         BUSY, entries=entries(operator_ms=900.0, handle_ms=850.0, cpu_ms=40.0), trigger_s=None
@@ -176,7 +181,9 @@ def test_all_at_once_each_cause_is_still_named() -> None:
         groups=[GroupSeen("readers", 1, 8, 90_000, 300.0)],
     )  # fmt: skip
     found = {each.cause: each for each in diagnose(worst)}
-    assert found.keys() == {*PLANTED} - {"slow-function", "waiting-function", "small-batches"}
+    assert found.keys() == {*PLANTED} - {
+        "slow-function", "slow-decode", "waiting-function", "small-batches",
+    }  # fmt: skip
     assert "slow" == found["slow-sink"].subject
     assert "see hot-key" in found["hot-partition"].next
     assert "nothing to move" in found["hot-partition"].why
@@ -190,7 +197,7 @@ def test_all_at_once_each_cause_is_still_named() -> None:
 def test_an_epochs_time_is_split_without_remainder() -> None:
     parts = split_ms(SOUND)
     assert parts == {
-        "source": 100.0, "handlers": 60.0, "waiting": 10.0, "calls": 0.0, "state": 30.0,
-        "sinks": 20.0, "commit": 30.0,
+        "source": 100.0, "decode": 10.0, "handlers": 50.0, "waiting": 10.0, "calls": 0.0,
+        "state": 30.0, "sinks": 20.0, "commit": 30.0,
     }  # fmt: skip
     assert tuple(parts) == PARTS

@@ -400,4 +400,5 @@ def test_a_shard_says_where_its_time_went_and_which_key_is_hot(tmp_path: Path) -
     assert [(s.hot_key, s.hot_events) for s in found if s.hot_events] == [("hot", 300)]
     slow = max(found, key=lambda each: each.handle_ms - each.cpu_ms)
     assert slow.handle_ms - slow.cpu_ms > 80, "it slept for 100 ms, in which the processor did not"
+    assert all(0 < each.decode_ms <= each.handle_ms for each in found)
     assert slow.handle_ms <= slow.operator_ms and slow.calls_ms == 0 and slow.disk_reads >= 0
