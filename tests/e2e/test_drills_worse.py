@@ -19,7 +19,10 @@ pytestmark = pytest.mark.timeout(1800)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["replace-broker", "catalog-restart", "object-store-outage"])
+@pytest.mark.parametrize(
+    "name",
+    ["replace-broker", "replace-broker-at-rest", "catalog-restart", "object-store-outage"],
+)
 def test_a_log_that_loses_what_it_acknowledged_fails_its_drill(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
 from tests.e2e.in_session import produce
 from tests.e2e.tally import order
 from tests.e2e.test_ways_back import Life
@@ -97,6 +104,35 @@ def take_all_at_once(life: Life) -> str:
     return "bounded"
 
 
+def newest_contract(life: Life) -> tuple[Path, dict[str, Any]]:
+    folder = life.checkpoint / "catchwater" / "contracts"
+    path = max(folder.glob("*.json"), key=lambda each: int(each.stem))
+    return path, json.loads(path.read_text())
+
+
+def feed_more_than_it_can_do(life: Life) -> str:
+    """As a pipeline writes it that falls behind all the time."""
+    path, contract = newest_contract(life)
+    contract["restore"] |= {"seconds": None, "low_s": None, "high_s": None, "missing_per_s": 400.0}
+    path.write_text(json.dumps(contract))
+    return "capacity"
+
+
+def keep_less_than_a_restore_reads(life: Life) -> str:
+    """As on another Kafka, without pins: kept for an hour, and a restore reads a day."""
+    path, contract = newest_contract(life)
+    contract["retention"] |= {"pin": "", "ms": 86_400_000}
+    path.write_text(json.dumps(contract))
+    resource = ConfigResource(ResourceType.TOPIC, life.topic)
+    resource.add_incremental_config(
+        ConfigEntry("retention.ms", "3600000", incremental_operation=AlterConfigOpType.SET)
+    )
+    admin = AdminClient({"bootstrap.servers": life.broker.bootstrap})
+    for altered in admin.incremental_alter_configs([resource]).values():
+        altered.result(60)
+    return "retention"
+
+
 def partition_otherwise(life: Life) -> str:
     topic = f"{life.topic}-two"
     with Client(life.broker.bootstrap) as client:
@@ -109,12 +145,29 @@ def partition_otherwise(life: Life) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "plant", [damage_a_row, damage_the_checkpoint, move_the_pin, take_all_at_once]
+    "plant",
+    [
+        damage_a_row,
+        damage_the_checkpoint,
+        feed_more_than_it_can_do,
+        keep_less_than_a_restore_reads,
+        move_the_pin,
+        take_all_at_once,
+    ],
 )
 def test_what_is_planted_is_found(life: Life, plant: Callable[[Life], str]) -> None:
     assert weaknesses(life) == AS_IT_IS
     name = plant(life)
     assert weaknesses(life) == AS_IT_IS | {name}
+
+
+@pytest.mark.parametrize(
+    ("protocol", "host", "is_"),
+    [(None, "127.0.0.1", "loopback"), ("PLAINTEXT", "10.0.0.7", "open"), ("SSL", "k", "open"),
+     ("SASL_SSL", "k", "secured")],
+)  # fmt: skip
+def test_who_may_come_in(protocol: str | None, host: str, is_: str) -> None:
+    assert readiness._access(protocol, {host}) == is_
 
 
 def test_a_disk_that_is_nearly_full_is_found(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -274,7 +274,7 @@ def replace_broker_in_restore(scene: Scene) -> None:
         play.stage.wait_until_replaying(pipeline)
         scene.kill_broker("kill -9 of the broker, while the pipeline replays")
         scene.platform.start()
-        play.catch_up(pipeline)
+        play.catch_up(pipeline, "restored and caught up")
         play.judge(pipeline)
 
 
