@@ -91,6 +91,7 @@ PIPELINE = """\
 [pipeline]
 function = "card_risk:CardRisk"
 checkpoint = "checkpoint"
+max_staleness = "1m"            # a promise: no record waits longer
 
 [source]
 "kafka.bootstrap.servers" = "127.0.0.1:9092"

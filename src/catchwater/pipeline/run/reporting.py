@@ -131,6 +131,10 @@ class Reporter:
         return status_of(config, self._found, self._clock, self._log, state)
 
     def _tell(self, status: PipelineStatus) -> None:
+        """Of two drivers of a pipeline, as in a warm upgrade, the one that leads reports."""
+        folder = self._pipeline.config.checkpoint
+        if handover.is_shadow(folder, checkpoint.last_commit(folder) + 1):
+            return
         control = self._log.control
         if control is None or self._clock.monotonic_s() < self._silent_until_s:
             return

@@ -93,6 +93,19 @@ def test_another_kafka_is_not_reported_to(pipeline: Any) -> None:
     reporter.stop()
 
 
+def test_a_driver_that_only_follows_another_is_silent(
+    pipeline: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker, seen = Broker(), list[PipelineStatus]()
+    monkeypatch.setattr(LogWatch, "control", broker)
+    monkeypatch.setattr("catchwater.recovery.handover.is_shadow", lambda folder, epoch: True)
+    reporter = Reporter(pipeline, SYSTEM, seen.append)
+    reporter.start()
+    until(lambda: len(seen) > 3)
+    reporter.stop()
+    assert broker.told == []
+
+
 def test_a_broker_that_refuses_is_left_alone_for_a_while_and_that_is_said_once(
     pipeline: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
