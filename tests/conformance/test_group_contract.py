@@ -35,9 +35,14 @@ def contract(verb: str, bootstrap: str, *arguments: str) -> Answer:
 
 def typed(noun: str, verb: str, bootstrap: str, *arguments: str) -> Answer:
     """Type `catchwater NOUN VERB`."""
+    return typed_alone(noun, verb, "--bootstrap", bootstrap, *arguments)
+
+
+def typed_alone(*arguments: str) -> Answer:
+    """Type `catchwater` with these arguments."""
     # JSON is written as bytes.
     out, err = (io.TextIOWrapper(io.BytesIO(), write_through=True) for _ in range(2))
-    argv = ["catchwater", noun, verb, "--bootstrap", bootstrap, *arguments]
+    argv = ["catchwater", *arguments]
     with patch.object(sys, "argv", argv), redirect_stdout(out), redirect_stderr(err):
         with pytest.raises(SystemExit) as left:
             main()
