@@ -1,8 +1,10 @@
 """Our broker with several listeners: certificates, repeated logins, tokens, Kafka's admin API."""
 
+import resource
 import socket
 import ssl
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from confluent_kafka.admin import (
 from tests.certificates import certificate
 from tests.conformance.corpus import DEADLINE_S
 from tests.conftest import until
-from tests.ports import free_port
+from tests.ports import free_port, mute_connections
 from tests.token_endpoint import AUDIENCE, CLIENT_ID, Provider
 
 from catchwater.broker.access import change, with_user
@@ -247,3 +249,54 @@ def test_rules_and_users_are_made_and_taken_back_by_kafkas_admin_client(
     removal = UserScramCredentialDeletion("eve", ScramMechanism.SCRAM_SHA_512)
     admin.alter_user_scram_credentials([removal])["eve"].result(DEADLINE_S)
     errors_of(listening.by_login("eve", "password"), KafkaError._AUTHENTICATION)
+
+
+def resident_bytes(pid: int) -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+@pytest.mark.parametrize("count", [600, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_silent_tls_connections_keep_nobody_out_and_cost_no_memory(
+    make_broker, tmp_path: Path, count: int
+) -> None:
+    """B12, on both ports, with descriptors for a tenth of them."""
+    pem, ca = certificate(tmp_path)
+    access = tmp_path / "access.json"
+    change(access, lambda now: with_user(now, "admin", verifiers("root")))
+    broker = make_broker(start=False)
+    control = free_port()
+    broker.settings |= {
+        "listeners": f"SASL_SSL://127.0.0.1:{free_port()}",
+        "catchwater.control.listener": f"https://127.0.0.1:{control}",
+        "ssl.keystore.location": str(pem),
+        "catchwater.access.file": str(access),
+        "super.users": "User:admin",
+    }
+    broker.start("prlimit", "--nofile=1024:1024")
+    settings = {
+        "bootstrap.servers": broker.bootstrap, "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "SCRAM-SHA-512", "sasl.username": "admin", "sasl.password": "root",
+        "ssl.ca.location": str(ca),
+    }  # fmt: skip
+    context = ssl.create_default_context(cafile=str(ca))
+
+    def is_served() -> None:
+        errors: list[Any] = []
+        producer = Producer(settings)
+        producer.produce("served", b"x", on_delivery=lambda e, _: errors.append(e))
+        assert producer.flush(DEADLINE_S) == 0
+        assert errors == [None]
+        url = f"https://127.0.0.1:{control}/readyz"
+        with urllib.request.urlopen(url, timeout=DEADLINE_S, context=context) as reply:
+            assert reply.status == 200
+
+    is_served()
+    before = resident_bytes(broker.process.pid)
+    for port in (broker.port, control):
+        with mute_connections(port, count):
+            for _ in range(3):
+                is_served()
+            assert resident_bytes(broker.process.pid) - before < 64 * 2**20
+    is_served()
+    assert "Traceback" not in broker.log()
