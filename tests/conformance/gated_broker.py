@@ -11,8 +11,11 @@ from unittest.mock import patch
 
 from catchwater.broker import main as broker_main
 from catchwater.broker.broker import Broker
-from catchwater.broker.gate import AllowAll, Operation, Resource
+from catchwater.broker.gate import AllowAll, Operation, Resource, ResourceType
 from catchwater.config import load_broker_config
+
+EVERYTHING = "*"
+"""As a line: nobody may do anything."""
 
 
 def main() -> None:
@@ -21,7 +24,11 @@ def main() -> None:
 
     class Denying(AllowAll):
         def may(self, principal: str, operation: Operation, resource: Resource) -> bool:
-            return f"{operation} {resource.name}" not in Path(denied).read_text().splitlines()
+            said = Path(denied).read_text().splitlines()
+            return EVERYTHING not in said and f"{operation} {resource.name}" not in said
+
+        def may_with_any(self, principal: str, operation: Operation, kind: ResourceType) -> bool:
+            return EVERYTHING not in Path(denied).read_text().splitlines()
 
     settings = dict(argument.split("=", 1) for argument in command[2:])
     with patch.object(broker_main, "Broker", partial(Broker, gate=Denying())):

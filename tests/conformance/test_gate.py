@@ -3,16 +3,21 @@
 What may be read of one topic says nothing of the other, and a client is told which topic it was.
 """
 
+import contextlib
+import hashlib
 import json
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from kio.index import KioIndexError, load_request_schema
 from tests.conformance.corpus import (
     DEADLINE_S,
     Writer,
@@ -21,10 +26,16 @@ from tests.conformance.corpus import (
     by_replay,
     contents,
 )
+from tests.conftest import until
+from tests.samples import errors, sample, values
 
+from catchwater.broker.router import APIS
+from catchwater.clock import Clock
 from catchwater.replay.control import Control
 from catchwater.replay.plan import Wanted
+from catchwater.wire.arrow import encode_batch
 from catchwater.wire.client import Client, TopicDenied
+from catchwater.wire.connection import Connection, ConnectionLost, ask
 
 OPEN, SECRET = "open", "secret"
 RECORDS = 100
@@ -34,10 +45,12 @@ START = {0: 0}
 class Gated:
     """A broker with two topics, and the file by which its gate is told what to deny."""
 
-    def __init__(self, make_broker: Callable[..., object], denied: Path) -> None:
+    def __init__(
+        self, make_broker: Callable[..., object], denied: Path, settings: dict[str, str]
+    ) -> None:
         self._denied = denied
         self.deny()
-        self.broker = make_broker(start=False)
+        self.broker = make_broker(settings, start=False)
         script = Path(__file__).with_name("gated_broker.py")
         self.broker.start(sys.executable, str(script), str(denied))
         self.bootstrap = self.broker.bootstrap
@@ -53,7 +66,7 @@ class Gated:
 
 @pytest.fixture(scope="module")
 def started(make_broker, tmp_path_factory) -> Gated:
-    return Gated(make_broker, tmp_path_factory.mktemp("gate") / "denied")
+    return Gated(make_broker, tmp_path_factory.mktemp("gate") / "denied", {})
 
 
 @pytest.fixture
@@ -209,3 +222,82 @@ def test_a_sink_s_epochs_are_shown_to_who_may_describe_its_topic(gated: Gated) -
         assert (status, answer["error"]) == (403, "TOPIC_AUTHORIZATION_FAILED")
         gated.deny()
         assert asked(gated, "GET", path)[0] == 200
+
+
+def bytes_kept(gated: Gated) -> dict[str, str]:
+    """Checksums of all files of catalog, WAL and store, but for SQLite's memory of its readers."""
+    return {
+        str(path.relative_to(gated.broker.data_dir)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(gated.broker.data_dir.rglob("*"))
+        if path.is_file() and not path.name.endswith("-shm")
+    }
+
+
+def requests_of_all(topic_id: UUID) -> Iterator[tuple[str, Any]]:
+    """A request of every API and version that is served, with something in every field."""
+    data = encode_batch([(b"k", b"v", 1_700_000_000_000, ())])
+    said = values(topic_id.bytes, 4_000, 0, data, topic=SECRET)
+    for key, api in APIS.items():
+        for version in api.versions:
+            try:
+                schema = load_request_schema(key, version)
+            except KioIndexError:
+                continue
+            yield f"{api.name} v{version}", sample(api.name, schema, said)
+
+
+PATHS = [
+    "/metrics", "/api/v1/cluster", "/api/v1/storage", "/api/v1/topics", "/api/v1/topics/secret",
+    "/api/v1/plans", "/api/v1/pins", "/api/v1/pins/mine", "/api/v1/grants", "/api/v1/bytes/x",
+    "/api/v1/sinks/p/s", "/api/v1/sinks/p/s/epochs/1", "/api/v1/pipelines", "/api/v1/pipelines/p",
+]  # fmt: skip
+BODIES = [
+    {}, pin_of(SECRET), {"lease_ms": 1}, {"topic": SECRET, "staged": [], "offsets": {}},
+    {"topic": SECRET, "ranges": [{"partition": 0, "start": 0, "end": 1}]},
+]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_walk_of_all_requests_and_paths_changes_no_byte(make_broker, tmp_path: Path) -> None:
+    """B24, behind a gate that denies everything: catalog, WAL and store stay as they are."""
+    jobs = ("catchwater.pack.interval.ms", "catchwater.retention.interval.ms")
+    hour = dict.fromkeys(jobs, "3600000")
+    gated = Gated(make_broker, tmp_path / "denied", hour)
+    assert asked(gated, "PUT", "/api/v1/pins/mine", pin_of(SECRET))[0] == 200
+    topic_id = UUID(asked(gated, "GET", f"/api/v1/topics/{SECRET}")[1]["id"])
+    gated.deny("*")
+    before: dict[str, str] = {}
+
+    def is_still() -> bool:
+        nonlocal before
+        last, before = before, bytes_kept(gated)
+        time.sleep(1.2)  # the catalog trails the WAL by a second
+        return last == before
+
+    until(is_still)
+    assert {".wal", ".db"} <= {Path(name).suffix for name in before}
+    host, _, port = gated.bootstrap.partition(":")
+    connection: Connection | None = None
+    for what, message in requests_of_all(topic_id):
+        connection = connection or Connection(host, int(port), timeout_s=DEADLINE_S, clock=Clock())
+        try:
+            found = set(errors(ask(connection, "walk", message)))
+        except ConnectionLost:
+            connection.close()
+            connection = None
+            found = set()
+        assert "unknown_server_error" not in found, what
+    if connection is not None:
+        connection.close()
+    for path in PATHS:
+        for method in ("GET", "PUT", "POST", "PATCH", "DELETE"):
+            for body in [None] if method in ("GET", "DELETE") else BODIES:
+                request = urllib.request.Request(
+                    gated.broker.control_url + path,
+                    None if body is None else json.dumps(body).encode(), method=method,
+                )  # fmt: skip
+                with contextlib.suppress(urllib.error.HTTPError):
+                    urllib.request.urlopen(request, timeout=DEADLINE_S).close()
+    until(is_still)
+    assert bytes_kept(gated) == before
+    gated.deny()

@@ -1,16 +1,14 @@
 """Behind a gate that denies everything, every API of the table is refused, and nothing changes."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
-from dataclasses import dataclass, fields, is_dataclass, replace
-from datetime import timedelta
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args, get_origin
-from uuid import UUID
+from typing import Any
 
 import pytest
 from kio.index import load_request_schema
-from kio.static.primitive import i32Timedelta
+from tests.samples import errors, sample, values
 
 from catchwater.broker.access import Guard, Rule, with_rule
 from catchwater.broker.broker import Api
@@ -19,7 +17,6 @@ from catchwater.broker.router import APIS
 from catchwater.catalog.rows import OffsetCommit
 from catchwater.config import LogConfig
 from catchwater.log.log import Log
-from catchwater.log.transactions import Producer
 
 TOPIC, GROUP, TXN, CLUSTER = (
     f"{kind}_authorization_failed" for kind in ("topic", "group", "transactional_id", "cluster")
@@ -148,135 +145,10 @@ async def served(tmp_path: Path, client: Any, batch: Any) -> AsyncGenerator[Serv
     await broker.change_access(lambda now: with_rule(now, rule))
     producer = await log.txns.init_producer("x", 60_000, None)
     await log.txns.add_partitions("x", producer, [(topic.id, 1)])
-    served = Served(client, log, values(topic.id, producer, batch(1)))
+    served = Served(client, log, values(topic.id, producer.id, producer.epoch, batch(1)))
     await client.send(request("Produce", served))
     yield served
     await log.close()
-
-
-def values(topic_id: bytes, producer: Producer, data: bytes) -> dict[str, Any]:
-    """What the fields of any request say, by their names."""
-    minute = i32Timedelta.parse(timedelta(minutes=1))
-    return {
-        **dict.fromkeys(("topic_id", "cluster_id"), UUID(bytes=topic_id)),
-        **dict.fromkeys(("group_id", "key"), "g"),
-        **dict.fromkeys(("transactional_id", "v3_and_below_transactional_id"), "x"),
-        **dict.fromkeys(("producer_id", "v3_and_below_producer_id"), producer.id),
-        **dict.fromkeys(("producer_epoch", "v3_and_below_producer_epoch"), producer.epoch),
-        **dict.fromkeys(("member_id", "group_instance_id"), ""),
-        **dict.fromkeys(("generation_id", "generation_id_or_member_epoch"), -1),
-        **dict.fromkeys(("replica_id", "acks", "session_epoch"), -1),
-        **dict.fromkeys(("session_timeout", "rebalance_timeout", "transaction_timeout"), minute),
-        "group_instance_id": None,
-        "instance_id": None,
-        "rack_id": None,
-        "server_assignor": None,
-        "subscribed_topic_regex": None,
-        "committed": True,
-        "resource_type": 2,
-        "resource_name": "t",
-        "records": data,
-        "offset": -1,
-        "count": 3,
-        "num_partitions": 1,
-        "replication_factor": 1,
-        "assignments": (),
-        "current_leader_epoch": 0,
-        "partitions_at": 0,
-        "validate_only": False,
-        "committed_offset": 9,
-        "protocol_type": "consumer",
-        "cursor": None,
-        "client_software_name": "test",
-        "client_software_version": "1",
-        "session_id": 0,
-        "forgotten_topics_data": (),
-    }
-
-
-NAMED = {
-    ("CreateTopics", "name"): "new",
-    ("CreateTopics", "configs"): (),
-    ("CreatePartitions", "assignments"): None,
-    ("ConsumerGroupHeartbeat", "member_id"): "m",
-    ("ConsumerGroupHeartbeat", "topic_partitions"): (),
-    ("AlterConfigs", "name"): "retention.ms",
-    ("IncrementalAlterConfigs", "name"): "retention.ms",
-    ("AlterConfigs", "value"): "60000",
-    ("IncrementalAlterConfigs", "value"): "60000",
-    ("DeleteTopics", "topic_id"): None,
-    **{
-        (api, field): 1
-        for api in ("DescribeAcls", "DeleteAcls")
-        for field in (
-            "resource_type_filter",
-            "pattern_type_filter",
-            "operation",
-            "permission_type",
-        )
-    },
-    **{
-        ("DeleteAcls", field): None
-        for field in ("resource_name_filter", "principal_filter", "host_filter")
-    },
-    ("CreateAcls", "resource_pattern_type"): 3,
-    ("CreateAcls", "principal"): "User:b",
-    ("CreateAcls", "operation"): 3,
-    ("CreateAcls", "permission_type"): 3,
-    ("AlterUserScramCredentials", "deletions"): (),
-    ("AlterUserScramCredentials", "mechanism"): 1,
-    ("AlterUserScramCredentials", "iterations"): 4096,
-    ("AlterUserScramCredentials", "salt"): b"salt",
-    ("AlterUserScramCredentials", "salted_password"): bytes(32),
-    ("DescribeCluster", "endpoint_type"): 1,
-    ("Fetch", "rack_id"): "",
-    ("Fetch", "cluster_id"): None,
-    ("PushTelemetry", "subscription_id"): 1,
-    ("InitProducerId", "producer_id"): -1,
-    ("InitProducerId", "producer_epoch"): -1,
-    ("TxnOffsetCommit", "producer_epoch"): 0,
-}
-"""What a field says in one API alone."""
-IN_GROUPS = {"groups", "group_ids", "groups_names", "coordinator_keys"}
-
-
-def sample(api: str, entity: Any, at: dict[str, Any]) -> Any:
-    """A request with something in every field and array."""
-    return entity(**{field.name: value(api, field, field.type, at) for field in fields(entity)})
-
-
-def value(api: str, field: Any, kind: Any, at: dict[str, Any]) -> Any:
-    for said in (NAMED, at):
-        key = (api, field.name) if said is NAMED else field.name
-        if key in said:
-            return said[key]
-    kinds = [each for each in get_args(kind) if each not in (type(None), ...)]
-    if kinds:
-        inside = value(api, field, kinds[0], at)
-        return (inside,) if get_origin(kind) is tuple else inside
-    return sample(api, kind, at) if is_dataclass(kind) else plain(field)
-
-
-def plain(field: Any) -> Any:
-    if field.name in IN_GROUPS:
-        return "g"
-    kafka_type = field.metadata["kafka_type"]
-    if kafka_type.startswith("timedelta"):
-        return i32Timedelta.parse(timedelta(0))
-    text = "x" if "transactional" in field.name else "t"
-    others = {"string": text, "bytes": b"", "bool": False, "uuid": UUID(int=1)}
-    return others.get(kafka_type, 0)
-
-
-def errors(reply: Any) -> Iterator[str]:
-    """The names of all errors that a reply tells, wherever they stand."""
-    for field in fields(reply):
-        inside = getattr(reply, field.name)
-        if field.name.endswith("error_code"):
-            yield getattr(inside, "name", str(inside)).replace("0", "none")
-        for each in inside if isinstance(inside, tuple) else (inside,):
-            if is_dataclass(each):
-                yield from errors(each)
 
 
 def request(name: str, served: Served) -> Any:
