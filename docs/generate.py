@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from catchwater.broker.metrics import Metrics
 from catchwater.broker.router import coverage_table
 from catchwater.broker.topic_config import settings_table
-from catchwater.cli.app import app
+from catchwater.cli import app
 from catchwater.log.read.reader import ReadCounts
 from catchwater.log.write.writer import Written
 from catchwater.objects.retry import RequestCounts

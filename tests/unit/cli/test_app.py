@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from catchwater.cli import app, doctor
+from catchwater.cli import NOUNS, doctor
 from catchwater.config import CatchwaterError
 
 
@@ -32,11 +32,11 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_help_names_every_noun(catchwater: Any) -> None:
     answer = catchwater("--help")
     assert answer.code == 0
-    for noun in app.NOUNS:
+    for noun in NOUNS:
         assert f"\n  {noun} " in answer.out
 
 
-@pytest.mark.parametrize("noun", app.NOUNS)
+@pytest.mark.parametrize("noun", NOUNS)
 def test_every_noun_explains_itself(catchwater: Any, noun: str) -> None:
     answer = catchwater(noun, "--help")
     assert answer.code == 0
