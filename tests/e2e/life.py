@@ -22,7 +22,7 @@ from tests.e2e.every_operator import CASES, Kept, Seen, State
 from tests.unit.pipeline.operators.streams import END, Epochs, shuffled
 from typer.testing import CliRunner
 
-from catchwater.cli.app import app
+from catchwater.cli import app
 from catchwater.config import CatchwaterError
 from catchwater.drill.feeder import Event, Feeder
 from catchwater.drill.rows import canonical

@@ -33,10 +33,7 @@ FORKSERVER.set_forkserver_preload([__name__])
 PATIENCE_S = 400
 
 # What a rebuild calls of these, epochs call as well: its own calls are told apart.
-_OWN = {
-    name: SimpleNamespace(**vars(getattr(changing, name)))
-    for name in ("identity", "pins", "handover")
-}
+_OWN = {name: SimpleNamespace(**vars(getattr(changing, name))) for name in ("pins", "handover")}
 SEAMS: tuple[tuple[str, Any, str], ...] = (
     ("pin the range", commands, "_pin"),
     ("keep the range", backfills, "begin"),
@@ -46,7 +43,7 @@ SEAMS: tuple[tuple[str, Any, str], ...] = (
     ("come to rest", changing, "settle"),
     ("fence the pipeline", _OWN["handover"], "replace"),
     ("exchange a table", TableSink, "take_place"),
-    ("take the identity", _OWN["identity"], "write"),
+    ("take the identity", changing, "rebind"),
     ("take the home", changing, "adopt_home"),
     ("hold the log", _OWN["pins"], "hold"),
     ("hand over", _OWN["handover"], "hand_over"),

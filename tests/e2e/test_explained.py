@@ -18,7 +18,7 @@ from tests.e2e.life import Steps
 from tests.e2e.tally import PARTITIONS, TOPIC, Row, Tables, model, newest, produce, write_file
 from typer.testing import CliRunner
 
-from catchwater.cli.app import app
+from catchwater.cli import app
 from catchwater.objects.local import LocalStore
 from catchwater.recovery import progress
 from catchwater.recovery.ledger import Ledger, numbered

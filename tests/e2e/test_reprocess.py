@@ -11,7 +11,7 @@ from tests.e2e import in_session
 from tests.e2e.in_session import produce
 from typer.testing import CliRunner
 
-from catchwater.cli.app import app
+from catchwater.cli import app
 from catchwater.config import CatchwaterError
 from catchwater.recovery.reprocess import REPROCESSED_HEADER, Reprocessing
 from catchwater.wire.client import Client

@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.e2e.in_session import Pipeline, produce, read
 from typer.testing import CliRunner
 
-from catchwater.cli.app import app
+from catchwater.cli import app
 from catchwater.pipeline import shard_epoch
 from catchwater.pipeline.run.metrics import PipelineMetrics
 from catchwater.recovery import pins, rewind

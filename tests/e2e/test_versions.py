@@ -24,7 +24,7 @@ import pytest
 from tests.e2e.in_session import HereQuery
 from typer.testing import CliRunner
 
-from catchwater.cli.app import app
+from catchwater.cli import app
 from catchwater.clock import SYSTEM
 from catchwater.config import CatchwaterError
 from catchwater.drill.feeder import Event, Feeder

@@ -19,9 +19,10 @@ from tests.e2e.rebuild_steps import run as rebuild
 from tests.e2e.tally import FUNCTION, Tables, model, newest, order, write_file
 from typer.testing import CliRunner
 
-from catchwater.cli.app import app
+from catchwater.cli import app
 from catchwater.config import CatchwaterError
-from catchwater.pipeline.run import config, identity, versions
+from catchwater.pipeline.run import config, versions
+from catchwater.pipeline.run.versions import Identity
 from catchwater.recovery import checkpoint
 from catchwater.recovery.intact import look
 from catchwater.recovery.ledger import Ledger, read_offset
@@ -259,7 +260,7 @@ def test_spark_finds_nothing_new(broker: Any, spark: Any, tmp_path: Path) -> Non
     check_named(life.checkpoint)
 
 
-READERS = (identity.read, versions.load)
+READERS = (Identity.read, versions.load)
 
 
 def check_named(folder: Path) -> None:

@@ -128,7 +128,8 @@ def look_here(file: Path) -> "tuple[PipelineConfig, Look]":
     Where one of them is damaged it is among the `problems`, and the rest is there; so is a store
     that does not answer soon.
     """
-    from catchwater.pipeline.run import backfill, identity, versions
+    from catchwater.pipeline.run import backfill, versions
+    from catchwater.pipeline.run.versions import Identity
     from catchwater.pipeline.supervise import read_supervision
     from catchwater.recovery.folder import SUPERVISOR, holder, refresh_soon
     from catchwater.recovery.handover import find_current
@@ -138,7 +139,7 @@ def look_here(file: Path) -> "tuple[PipelineConfig, Look]":
     away = refresh_soon(config.checkpoint)
     checkpoint, _ = find_current(config.checkpoint)
     readers = (
-        identity.read, versions.load, backfill.begun, read_supervision,
+        Identity.read, versions.load, backfill.begun, read_supervision,
         partial(holder, name=SUPERVISOR),
     )  # fmt: skip
     found = look(checkpoint, readers)

@@ -135,7 +135,7 @@ def child() -> None:
 
     Its arguments are a log, or "-", and those of the command.
     """
-    from catchwater.cli.app import main
+    from catchwater.cli import main
 
     log = sys.argv.pop(1)
     if log != "-":

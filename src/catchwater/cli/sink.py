@@ -138,14 +138,14 @@ def moved(
     before stays where it is. The pipeline must be stopped.
     """
     from catchwater.cli.console import load_here
-    from catchwater.pipeline.run import identity
+    from catchwater.pipeline.run.versions import Identity, rebind
     from catchwater.recovery.folder import lock
     from catchwater.sinks.config import target_of
 
     config = load_here(file)
     (sink,) = _with_only(config, name).every_sink.values()
     target = target_of(sink, config.folder)
-    bound = identity.read(config.checkpoint)
+    bound = Identity.read(config.checkpoint)
     was = bound.sinks.get(name) if bound else None
     if bound is None or was in (None, target):
         talk(f"nothing to do: no epoch binds {name} to another target than {target}")
@@ -153,7 +153,7 @@ def moved(
     plan = f"bind {name} to {target}; what was written to {was} stays there"
     if agreed(plan, dry_run=dry_run, yes=yes):
         with lock(config.checkpoint):
-            identity.write(config.checkpoint, identity.with_sink(bound, name, target))
+            rebind(config.checkpoint, bound.with_sink(name, target))
         talk(f"{name} goes on at {target}: catchwater pipeline run {file}")
 
 
@@ -194,17 +194,17 @@ def _opened(file: Path, only: str | None) -> "Iterator[_Opened]":
     """
     from catchwater.cli.console import open_here
     from catchwater.pipeline.opened import check_fit
-    from catchwater.pipeline.run import identity
+    from catchwater.pipeline.run.versions import Identity, check_targets
     from catchwater.recovery.ledger import Ledger
 
     whole = open_here(file).with_log()
     check_fit(whole.config, whole.specs)
     config = _with_only(whole.config, only)
     with closing(whole.other(config=config)) as pipeline:
-        bound = identity.read(config.checkpoint)
+        bound = Identity.read(config.checkpoint)
         if bound is not None:
             targets = pipeline.identity().sinks
-            identity.check_sinks(config.checkpoint, bound, targets, pipeline.doubt)
+            check_targets(config.checkpoint, bound, targets, pipeline.doubt)
         committed = max(Ledger(config.checkpoint).epochs(), default=None)
         unmarked = frozenset(n for n, each in config.every_sink.items() if not each.exactly_once)
         every = whole.config.every_sink

@@ -35,7 +35,7 @@ from catchwater.pipeline.functions.declare import spec_of
 from catchwater.pipeline.functions.schema import StateSchema, describe
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.opened import OpenPipeline, check_fit, check_sinks, packages_missing
-from catchwater.pipeline.run import identity, versions
+from catchwater.pipeline.run import versions
 from catchwater.pipeline.run.config import PipelineConfig, of_document
 from catchwater.pipeline.run.driver import (
     Stop,
@@ -134,7 +134,7 @@ def look(load: Load) -> Seen:
     check_sinks(config, specs)
     for error in packages_missing(config, specs).values():
         raise error
-    identity.check(config.checkpoint, pipeline.identity(), pipeline.doubt)
+    versions.check_identity(config.checkpoint, pipeline.identity(), pipeline.doubt)
     ledger = versions.load(config.checkpoint)
     for spec in specs:
         versions.check_continues(config.checkpoint, ledger, spec)

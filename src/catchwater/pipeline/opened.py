@@ -24,11 +24,10 @@ from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError, ConfigError
 from catchwater.objects.open import join
 from catchwater.pipeline.functions.spec import FunctionSpec
-from catchwater.pipeline.run import identity, versions
+from catchwater.pipeline.run import versions
 from catchwater.pipeline.run.backfill import BACKFILLS
 from catchwater.pipeline.run.config import DEAD_LETTER, PipelineConfig
-from catchwater.pipeline.run.identity import Identity
-from catchwater.pipeline.run.versions import FunctionCode, find_function
+from catchwater.pipeline.run.versions import FunctionCode, Identity, find_function, is_target
 from catchwater.recovery import checkpoint, pins, remote
 from catchwater.recovery.contract import LogState, PartitionTail, check_covered
 from catchwater.recovery.estimate import RestoreWatch
@@ -106,7 +105,7 @@ class OpenPipeline:
         """
         if self.config.name:
             return self.config.name
-        bound = identity.read(self.config.checkpoint)
+        bound = Identity.read(self.config.checkpoint)
         return bound.pipeline if bound else self.specs[0].name
 
     @cached_property
@@ -299,12 +298,12 @@ class OpenPipeline:
         return outlet_of(sink, self.specs, context)
 
     def doubt(self, name: str, was: str) -> str:
-        """Why this sink cannot have moved from the target it was bound to (`identity.Doubts`).
+        """Why this sink cannot have moved from the target it was bound to (`versions.Doubts`).
 
         It has where the target now holds all that was written to the one before.
         """
         sink, folder = self.config.every_sink[name], self.config.folder
-        if identity.is_target(sink, folder, was):
+        if is_target(sink, folder, was):
             return ""
         if was.startswith(f"{sink.kind} "):
             if other := sink.declared.cannot_be(was, target_of(sink, folder)):

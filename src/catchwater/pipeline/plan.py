@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple
 from catchwater.config import CatchwaterError
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.opened import OpenPipeline, check_fit, packages_missing, source_of
-from catchwater.pipeline.run import identity
 from catchwater.pipeline.run.config import DEAD_LETTER, PipelineConfig
+from catchwater.pipeline.run.versions import Identity, check_identity
 from catchwater.pipeline.spark.session import check_packages
 from catchwater.recovery.remote import shown
 from catchwater.replay.control import ControlUnreachable
@@ -143,11 +143,11 @@ def _ask(pipeline: OpenPipeline) -> list[Problem]:
 def _check_identity(pipeline: OpenPipeline, unknown: Container[str]) -> None:
     """A sink whose package is missing cannot say where it writes to, and is left out."""
     folder = pipeline.config.checkpoint
-    bound, wanted = identity.read(folder), pipeline.identity(without=unknown)
+    bound, wanted = Identity.read(folder), pipeline.identity(without=unknown)
     if bound is not None:
         for name in {*bound.sinks} & {*pipeline.config.every_sink} - {*wanted.sinks}:
-            wanted = identity.with_sink(wanted, name, bound.sinks[name])
-    identity.check(folder, wanted, pipeline.doubt)
+            wanted = wanted.with_sink(name, bound.sinks[name])
+    check_identity(folder, wanted, pipeline.doubt)
 
 
 def _fits(pipeline: OpenPipeline, sink: SinkConfig) -> None:

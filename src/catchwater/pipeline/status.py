@@ -19,9 +19,8 @@ import msgspec
 from catchwater import verdicts
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
-from catchwater.pipeline.run import identity
 from catchwater.pipeline.run.config import PipelineConfig
-from catchwater.pipeline.run.versions import find_function
+from catchwater.pipeline.run.versions import Identity, find_function
 from catchwater.pipeline.supervise import Supervision, read_supervision
 from catchwater.recovery import compared, progress
 from catchwater.recovery.checkpoint import commit_ms
@@ -271,9 +270,9 @@ def _function_name(config: PipelineConfig) -> str:
         return config.functions[0]
 
 
-def _bound(folder: Path) -> identity.Identity | None:
+def _bound(folder: Path) -> Identity | None:
     try:
-        return identity.read(folder)
+        return Identity.read(folder)
     except (LedgerDamaged, OSError):  # which is one of the problems that are shown
         return None
 

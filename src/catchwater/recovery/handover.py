@@ -44,18 +44,18 @@ from catchwater.recovery.ledger import (
 
 
 class Role(Enum):
-    """Whose epochs the checkpoint's are."""
+    """Who decides the checkpoint's epochs, and who writes them to the sinks."""
 
     LEADS = "leads"
-    """Its own: they are written to the sinks. A new checkpoint leads."""
+    """It decides its epochs and writes them to the sinks. A new checkpoint leads."""
     FOLLOWS = "follows"
-    """Its leader's, repeated: they are staged, and compared."""
+    """It repeats its leader's epochs: they are staged, and compared."""
     ASKED = "asked to hand over"
-    """Its own, and it plans no more of them: a shadow waits to take over."""
+    """It leads, and plans no more epochs: a shadow waits to take over."""
     REPLACED = "being replaced"
     """Its sinks may hold what a rebuild has written, of which it knows nothing: it cannot start."""
     HANDED_OVER = "handed over"
-    """None any more: another checkpoint leads."""
+    """Another checkpoint leads."""
 
 
 class Work(Enum):
@@ -69,7 +69,7 @@ class Work(Enum):
 
 
 class Event(Enum):
-    """What happens to a checkpoint, and in whose hands."""
+    """What happens to a checkpoint, and which process does it."""
 
     START = "a driver starts, holding the lock"
     FOLLOW = "the restore that makes it a shadow"
@@ -149,7 +149,7 @@ class AnotherChange(CatchwaterError):
 
 
 class Shadow(msgspec.Struct, frozen=True):
-    """Whom a checkpoint follows."""
+    """The leader that a checkpoint follows."""
 
     leader: str
     until: int | None = None
@@ -384,7 +384,7 @@ def take_over(checkpoint: Path) -> bool:
 
 
 def lead(checkpoint: Path) -> None:
-    """Follow nobody any more: the epochs that were the leader's are written anew from here."""
+    """Follow no leader any more: the epochs that were the leader's are written anew from here."""
     check(checkpoint, Event.LEAD)
     _remove(checkpoint, "shadow")
 
@@ -402,7 +402,7 @@ def end_rewind(checkpoint: Path) -> None:
 
 
 def begin_restore(checkpoint: Path, restore: Restore) -> None:
-    """Let nobody run the checkpoint before `end_restore`."""
+    """Refuse every start of the checkpoint until `end_restore`."""
     check(checkpoint, Event.RESTORE)
     write_whole(_path(checkpoint, "restoring-savepoint"), msgspec.json.encode(restore))
     remote.publish(checkpoint)  # sinks lose rows next
@@ -452,7 +452,7 @@ def pace(leader: Path, now_ms: int) -> int:
 
 @contextmanager
 def alone(checkpoint: Path, clock: Clock) -> Iterator[None]:
-    """Let nobody else change the version meanwhile. Raises `AnotherChange`."""
+    """Keep other processes from changing the version meanwhile. Raises `AnotherChange`."""
     with ExitStack() as held:
         try:
             held.enter_context(lock(checkpoint, clock, name=CHANGE, wait_s=0))

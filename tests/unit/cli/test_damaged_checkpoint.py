@@ -14,8 +14,9 @@ import pytest
 from tests.unit.cli.conftest import offset_at
 
 from catchwater.pipeline.opened import OpenPipeline
-from catchwater.pipeline.run import identity, versions
+from catchwater.pipeline.run import versions
 from catchwater.pipeline.run.backfill import Bounds
+from catchwater.pipeline.run.versions import Identity
 from catchwater.pipeline.supervise import Supervision
 from catchwater.recovery import handover
 from catchwater.recovery.contract import PartitionTail
@@ -69,7 +70,7 @@ def whole(pipeline_file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = pipeline_file.parent / "checkpoint"
     Ledger(folder).begin(offset_at(-1))
     versions.store(folder, versions.Versions())
-    identity.write(folder, identity.Identity("card-risk", ["card-risk"], 1, ["payments"], {}))
+    Identity("card-risk", ["card-risk"], 1, ["payments"], {}).write(folder)
     add_sample(folder, RestoreSample(0, 1.0, 1, 1.0, 1, 1.0))
     handover.begin_restore(folder, handover.Restore("file:///s/s1", "catchwater savepoint restore"))
     keep_claim(folder, Claim("file:///s", "s1", 0))

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from catchwater.pipeline.run import identity
+from catchwater.pipeline.run.versions import Identity
 from catchwater.pipeline.supervise import Supervision
 from catchwater.recovery.folder import SUPERVISOR, lock
 from catchwater.recovery.ledger import Ledger, ShardEpoch
@@ -61,7 +61,7 @@ def test_a_person_reads_times_lag_functions_and_where_an_epochs_time_goes(
 def test_a_chain_is_told_function_by_function(catchwater: Any, pipeline_file: Path) -> None:
     """What goes in is not what goes from one function to the next as well."""
     folder = pipeline_file.parent / "checkpoint"
-    identity.write(folder, identity.Identity("cards", ["rules", "totals"], 1, ["payments"], {}))
+    Identity("cards", ["rules", "totals"], 1, ["payments"], {}).write(folder)
     ledger = Ledger(folder)
     for epoch in ledger.epochs():
         entry = ledger.read(epoch)

@@ -10,7 +10,7 @@ import pytest
 
 from catchwater.cli.console import load_here
 from catchwater.pipeline.opened import OpenPipeline
-from catchwater.pipeline.run import identity
+from catchwater.pipeline.run.versions import Identity
 from catchwater.recovery.folder import home_of
 from catchwater.recovery.ledger import SinkEpoch
 from catchwater.sinks.base import OutputRecord
@@ -127,14 +127,14 @@ def test_a_sink_that_moved_on_purpose_is_bound_to_where_it_writes_now(
     catchwater: Any, file: Path
 ) -> None:
     checkpoint = file.parent / "checkpoint"
-    was = identity.Identity("cards", ["card-risk"], 4, ["payments"], {"alerts": "sqlite alerts"})
-    identity.write(checkpoint, was)
+    was = Identity("cards", ["card-risk"], 4, ["payments"], {"alerts": "sqlite alerts"})
+    was.write(checkpoint)
     moved = ["sink", "moved", file, "--sink", "alerts"]
     assert "sqlite alerts stays there" in catchwater(*moved, "--dry-run").err
-    assert identity.read(checkpoint) == was
+    assert Identity.read(checkpoint) == was
     assert catchwater(*moved, "--yes").code == 0
     now = f"sqlite {file.parent}/out.db alerts"
-    assert identity.read(checkpoint) == identity.with_sink(was, "alerts", now)
+    assert Identity.read(checkpoint) == was.with_sink("alerts", now)
     assert "nothing to do" in catchwater(*moved).err
     assert "nearest is alerts" in catchwater("sink", "moved", file, "--sink", "alert").err
 
@@ -145,8 +145,8 @@ def test_a_target_that_is_not_the_bound_one_is_not_compared_and_not_repaired(
 ) -> None:
     """Every epoch would be missing there, and repair would write them all again."""
     bound = {"alerts": f"sqlite {file.parent}/out.db alerts"}
-    was = identity.Identity("cards", ["cards"], 4, ["payments"], bound)
-    identity.write(file.parent / "checkpoint", was)
+    was = Identity("cards", ["cards"], 4, ["payments"], bound)
+    was.write(file.parent / "checkpoint")
     assert catchwater("sink", *command[:1], file, *command[1:]).code == 0
     file.write_text(file.read_text().replace("out.db", "other.db"))
     answer = catchwater("sink", *command[:1], file, *command[1:])
@@ -158,8 +158,8 @@ def test_a_target_that_is_not_the_bound_one_is_not_compared_and_not_repaired(
 
 def test_a_target_that_moved_with_all_it_held_is_compared(catchwater: Any, file: Path) -> None:
     bound = {"alerts": "sqlite /elsewhere/out.db alerts"}
-    was = identity.Identity("cards", ["cards"], 4, ["payments"], bound)
-    identity.write(file.parent / "checkpoint", was)
+    was = Identity("cards", ["cards"], 4, ["payments"], bound)
+    was.write(file.parent / "checkpoint")
     assert catchwater("sink", "verify", file).code == 0
 
 

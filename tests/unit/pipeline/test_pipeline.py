@@ -11,8 +11,8 @@ from tests.conformance.kv_server import KeyValueServer, key_value_server
 
 from catchwater.clock import Clock
 from catchwater.pipeline.opened import OpenPipeline
-from catchwater.pipeline.run import identity
 from catchwater.pipeline.run.config import PipelineConfig
+from catchwater.pipeline.run.versions import Identity
 from catchwater.recovery.folder import home_of
 from catchwater.sinks.base import OutputRecord
 from catchwater.sinks.config import SinkContext, open_sink, parse
@@ -113,7 +113,7 @@ def test_the_checkpoint_knows_the_pipelines_name_without_its_function(tmp_path: 
     config = PipelineConfig(
         functions=("no:Function",), checkpoint=tmp_path, source={}, sinks={}, folder=tmp_path
     )
-    identity.write(tmp_path, identity.Identity("cards", ["cards"], 4, ["orders"], {}))
+    Identity("cards", ["cards"], 4, ["orders"], {}).write(tmp_path)
     assert opened(config).name == "cards"
 
 

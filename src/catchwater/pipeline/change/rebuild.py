@@ -17,9 +17,9 @@ import msgspec
 
 from catchwater.config import CatchwaterError, ConfigError
 from catchwater.pipeline.opened import OpenPipeline
-from catchwater.pipeline.run import identity
 from catchwater.pipeline.run.backfill import Bounds, begin, begun
 from catchwater.pipeline.run.config import PipelineConfig
+from catchwater.pipeline.run.versions import rebind
 from catchwater.recovery import checkpoint, handover, pins
 from catchwater.recovery.checkpoint import settle
 from catchwater.recovery.folder import adopt_home
@@ -103,7 +103,7 @@ def take_place(pipeline: OpenPipeline, rebuild: PipelineConfig) -> dict[str, int
     settle(folder)
     handover.replace(live.checkpoint, folder)
     rows = _exchange(pipeline, rebuild)
-    identity.write(folder, pipeline.identity())
+    rebind(folder, pipeline.identity())
     adopt_home(folder, live.state)
     if pipeline.control is not None:
         kept = checkpoint.read(folder).committed[-live.retain :]

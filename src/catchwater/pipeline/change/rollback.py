@@ -21,8 +21,13 @@ import msgspec
 from catchwater.config import CatchwaterError
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.opened import OpenPipeline
-from catchwater.pipeline.run import identity, versions
-from catchwater.pipeline.run.versions import Version, Versions
+from catchwater.pipeline.run import versions
+from catchwater.pipeline.run.versions import (
+    Identity,
+    Version,
+    Versions,
+    check_targets,
+)
 from catchwater.pipeline.supervise import halt, running
 from catchwater.recovery import handover, rewind
 from catchwater.recovery.handover import Restore, alone
@@ -102,11 +107,11 @@ def look(pipeline: OpenPipeline) -> RollbackPlan:
 def _check_sinks(pipeline: OpenPipeline, specs: Sequence[FunctionSpec]) -> None:
     """What the bad version wrote is to be withdrawn from where it was written."""
     config = pipeline.config
-    bound = identity.read(config.checkpoint)
+    bound = Identity.read(config.checkpoint)
     if bound is not None:
         sinks = {name: target_of(each, config.folder) for name, each in config.every_sink.items()}
         doubt = pipeline.other(functions=specs).doubt
-        identity.check_sinks(config.checkpoint, bound, sinks, doubt)
+        check_targets(config.checkpoint, bound, sinks, doubt)
 
 
 def _upgraded(pipeline: OpenPipeline, ledger: Versions) -> Version | None:
@@ -135,7 +140,7 @@ def roll_back(pipeline: OpenPipeline, way: RollbackPlan, progress: Progress | No
         if running(checkpoint) is not None:
             halt(checkpoint, clock)
         with handover.stopped(checkpoint, clock):
-            bound, ledger = identity.read(checkpoint), versions.load(checkpoint)
+            bound, ledger = Identity.read(checkpoint), versions.load(checkpoint)
 
             def withdraw() -> int:
                 generation = ledger.generation + 1

@@ -24,12 +24,13 @@ from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.opened import OpenPipeline, check_fit, check_sinks
-from catchwater.pipeline.run import identity, versions
+from catchwater.pipeline.run import versions
 from catchwater.pipeline.run.versions import (
     FunctionCode,
     StateIncompatible,
     Version,
     Versions,
+    check_identity,
     publish,
 )
 from catchwater.pipeline.supervise import halt, running
@@ -83,7 +84,7 @@ def look(pipeline: OpenPipeline, to: int, *, alter: bool = False) -> list[Change
     changed, `TargetDiffers` and what else a sink's target can raise. Changes nothing.
     """
     checkpoint = pipeline.config.checkpoint
-    identity.check(checkpoint, pipeline.identity(), pipeline.doubt)
+    check_identity(checkpoint, pipeline.identity(), pipeline.doubt)
     ledger = versions.load(checkpoint)
     changes = find(pipeline.specs, ledger, to)
     for change in changes:

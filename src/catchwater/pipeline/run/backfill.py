@@ -19,9 +19,8 @@ import msgspec
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
 from catchwater.objects.open import join
-from catchwater.pipeline.run import identity
 from catchwater.pipeline.run.config import AVAILABLE_NOW, PipelineConfig
-from catchwater.pipeline.run.versions import find_function
+from catchwater.pipeline.run.versions import Identity, find_function, is_target
 from catchwater.recovery import checkpoint, handover
 from catchwater.recovery.ledger import FOLDER, OffsetMap, read_json, write_whole
 from catchwater.recovery.remote import refuse_url
@@ -159,11 +158,11 @@ def check_apart(backfill: PipelineConfig, live: PipelineConfig) -> None:
 
     What that is, its checkpoint knows; before its first start, its file says so.
     """
-    bound = identity.read(live.checkpoint)
+    bound = Identity.read(live.checkpoint)
     for name, sink in backfill.sinks.items():
         target = target_of(sink, backfill.folder)
         taken = bound.sinks.get(name, "") if bound else target_of(live.sinks[name], live.folder)
-        if identity.is_target(sink, backfill.folder, taken):
+        if is_target(sink, backfill.folder, taken):
             variable = f"CATCHWATER_SINK__{name.upper()}__{sink.declared.named_by.upper()}"
             raise BadBackfill(
                 f"The sink {name!r} writes to {target}, which is the live pipeline's.",

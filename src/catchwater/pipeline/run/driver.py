@@ -1,13 +1,13 @@
-"""One driver of a pipeline: Spark starts while what needs it is imported and looked at.
+"""One driver of a pipeline: it starts Spark, and imports and checks the rest meanwhile.
 
-`catchwater pipeline run` ends up here. SIGTERM and Ctrl-C stop it after what Spark is doing was
-undone or done: at most an epoch runs again.
+`catchwater pipeline run` leads here. SIGTERM and Ctrl-C stop the driver after what Spark is doing
+was done or undone: at most one epoch runs again.
 
 Under a supervisor a driver gets ready (Python, Spark's session, Python workers) and reads its
-standard input. A line means that it is its turn, and the checkpoint is its own now: most get it at
-once, a warm spare when the driver before it has died. The end of the input means that the
-supervisor is dead: the driver then ends its whole process group at once, JVM included, and the next
-start recovers. A driver that fails leaves a `Report` in its checkpoint.
+standard input. A line means that the checkpoint is its own now: most drivers get it at once, a warm
+spare when the driver before it has died. The end of the input means that the supervisor is dead:
+the driver then ends its whole process group at once, JVM included, and the next start recovers. A
+driver that fails leaves a `Report` in its checkpoint.
 """
 
 import logging
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("catchwater.pipeline")
 
 _LOOK_S = 0.1
-"""How often a driver that stands by looks whether it is to stop."""
+"""How often a driver that stands by checks whether it is to stop."""
 
 GO = b"go\n"
 """The line by which a supervisor gives a driver its turn."""
@@ -52,16 +52,16 @@ _WAKING = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 
 
 class Stop:
-    """Whether a signal has asked us to stop."""
+    """Whether a signal has asked this process to stop."""
 
     requested = False
 
     def __init__(self, woken: int | None = None) -> None:
         self._woken = woken
-        """Readable when a signal has come; None: none will."""
+        """Readable when a signal has come; None: signals are not watched."""
 
     def pause(self, clock: Clock, seconds: float) -> None:
-        """Block for so long; less where a signal asks us to stop, or a child ends."""
+        """Block for so long, or until a signal asks us to stop or a child ends."""
         clock.pause(seconds, self._woken)
         if self._woken is not None:
             with suppress(BlockingIOError):
@@ -70,7 +70,7 @@ class Stop:
 
 @contextmanager
 def stop_requested() -> Iterator[Stop]:
-    """Turn SIGTERM and Ctrl-C into a flag, for as long as this lasts. In the main thread only."""
+    """Turn SIGTERM and Ctrl-C into a flag while the block runs. In the main thread only."""
     woken, wake = os.pipe()
     for end in (woken, wake):
         os.set_blocking(end, False)
@@ -115,7 +115,7 @@ class Turn:
 
 
 def end_group() -> None:
-    """End this process and, where it leads its process group, all that it has started."""
+    """Kill this process and, if it leads its process group, all that it has started."""
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -139,7 +139,7 @@ def run_pipeline(
     `python` is what Spark runs as Python, where a zygote of the caller's is there for it.
     """
     began_s = clock.monotonic_s()
-    # What no waiting would mend is said before anything is started.
+    # Errors that waiting cannot mend come before anything is started.
     session.check_packages()
     session.find_java()
     said = session.settings_of(config.spark, python_path(config))
@@ -153,7 +153,7 @@ def run_pipeline(
         ThreadPoolExecutor(1, "start-spark") as beside_us,
         _python(config, python) as python,
     ):
-        # The JVM holds lock and scratch folder, too: a start after a kill waits until it is gone.
+        # The JVM holds the lock and the scratch folder too: a start after a kill waits for its end.
         starting = beside_us.submit(
             session.start,
             config.name or config.functions[0],
@@ -175,7 +175,7 @@ def run_pipeline(
                 its_turn = works_elsewhere(config.checkpoint, clock) is None
             pipeline = take_checkpoint(config, held, began_s, stop, clock) if its_turn else None
             spark = starting.result()
-            # A spare gets Python workers and the JVM ready, and looks when its turn has come.
+            # A spare gets Python workers and the JVM ready, and takes the checkpoint at its turn.
             session.start_workers(spark, config.tasks)
             if pipeline is None and not stop.requested:
                 _stand_by(spark, config, turn, stop, clock)
@@ -199,10 +199,10 @@ def run_in(
     clock: Clock = SYSTEM,
     follow: "Follow | None" = None,
 ) -> None:
-    """The same in a session of the caller's, which stays as it is and goes on.
+    """Run in a session of the caller's, which stays as it is and goes on.
 
-    `follow` is given the epochs that were committed. A topic that is missing is not waited for.
-    Raises `SessionUnfit` for a session that cannot run it.
+    `follow` is given the epochs that were committed. Does not wait for a missing topic. Raises
+    `SessionUnfit` for a session that cannot run it.
     """
     began_s = clock.monotonic_s()
     session.check_packages()
@@ -220,9 +220,9 @@ def run_in(
 def _stand_by(
     spark: "SparkSession", config: PipelineConfig, turn: Turn | None, stop: Stop, clock: Clock
 ) -> None:
-    """Make ready what can be made ready, and wait for the turn.
+    """Get ready, and wait for the turn.
 
-    `take_checkpoint` waits for what works on another machine.
+    `take_checkpoint` waits for a driver on another machine.
     """
     from catchwater.pipeline.spark.warmup import warm_up
     from catchwater.sinks.config import preload
@@ -240,7 +240,7 @@ def _stand_by(
 
 
 def _python(config: PipelineConfig, python: str | None) -> "AbstractContextManager[str]":
-    """What Spark runs as Python: forks of a zygote, where executors are in this process's JVM."""
+    """The command that Spark runs as Python: forks of a zygote, if executors are in this JVM."""
     if session.is_cluster(config.spark):
         return nullcontext(config.spark.get("spark.pyspark.python", sys.executable))
     return nullcontext(python) if python else zygote(python_path(config))

@@ -1,9 +1,9 @@
 """Run one pipeline on a session, from the checkpoint's lock to its last contract.
 
-In the order of a run: take the checkpoint, look at everything that a start could fail on, build the
-query, run it to its end, and keep pins and contracts behind its epochs. What would lose state or
-history is refused before Spark touches anything. The query is the packed source, then for every
-function a shuffle to the shards and an operator.
+In the order of a run: take the checkpoint, check everything that a start could fail on, build the
+query, run it to its end, and write pins and contracts after its epochs. A start that would lose
+state or history is refused before Spark touches anything. The query is the packed source, then for
+every function a shuffle to the shards and an operator.
 """
 
 import hashlib
@@ -28,13 +28,13 @@ from catchwater.pipeline.epochs import EpochWriter, Tails, Upkeep
 from catchwater.pipeline.functions.spec import FunctionSpec, Poison
 from catchwater.pipeline.opened import OpenPipeline, check_fit, check_sinks, source_of, values_of
 from catchwater.pipeline.rows import from_arrow, to_arrow
-from catchwater.pipeline.run import identity, versions
+from catchwater.pipeline.run import versions
 from catchwater.pipeline.run.config import AVAILABLE_NOW, CONTINUOUS, DEAD_LETTER, PipelineConfig
 from catchwater.pipeline.run.driver import Stop, take_report
 from catchwater.pipeline.run.metrics import PipelineMetrics
 from catchwater.pipeline.run.reporting import Reporter
 from catchwater.pipeline.run.schedule import scheduled
-from catchwater.pipeline.run.versions import publish
+from catchwater.pipeline.run.versions import bind, publish
 from catchwater.pipeline.shard_epoch import Stage, run_stage
 from catchwater.pipeline.spark import session
 from catchwater.pipeline.spark.failure import Traces, cause, is_starved
@@ -76,7 +76,7 @@ TOPIC_S = 1.0
 STARTS = 3
 """How often a query is started whose Python process does not come up in time."""
 _LOOK_S = 0.1
-"""How often to look whether to stop, and at what is due behind the epochs."""
+"""How often to check whether to stop, and what is due after the epochs."""
 
 
 Follow = Callable[[OpenPipeline, Sequence[EpochEntry]], None]
@@ -92,11 +92,11 @@ class InputMissing(CatchwaterError):
 def take_checkpoint(
     config: PipelineConfig, held: Lock, began_s: float, stop: Stop, clock: Clock
 ) -> OpenPipeline | None:
-    """Take the checkpoint, and look at everything that a start could fail on.
+    """Take the checkpoint, and check everything that a start could fail on; None: asked to stop.
 
-    Waits for topics that are not there yet, where the run has no end, and as a spare until no other
-    machine works on the checkpoint; None: it was to stop then. Raises `InputMissing` where it has
-    an end, `LeaseHeld` where it is no spare.
+    A run without an end waits for topics that do not exist yet; one with an end raises
+    `InputMissing`. A spare waits until no other machine works on the checkpoint; any other driver
+    raises `LeaseHeld`.
     """
     turn_s = _acquire(config, held, stop, clock)
     if turn_s is None:
@@ -123,7 +123,7 @@ def take_checkpoint(
 
 
 def _acquire(config: PipelineConfig, held: Lock, stop: Stop, clock: Clock) -> float | None:
-    """Hold the checkpoint; when a wait for its turn ended, 0 without one; None: it was to stop."""
+    """Hold the checkpoint. When a wait for it ended, 0 without a wait; None: asked to stop."""
     turn_s = 0.0
 
     def wait(seconds: float) -> bool:
@@ -147,11 +147,10 @@ def _acquire(config: PipelineConfig, held: Lock, stop: Stop, clock: Clock) -> fl
 
 
 def look_before(config: PipelineConfig, began_s: float, clock: Clock) -> OpenPipeline:
-    """End what was cut short, look at everything, and go back where something is broken."""
+    """End what was cut short, check everything, and go back if something is broken."""
     folder = config.checkpoint
-    # What a process before this one began and did not finish.
     handover.make_ready(folder, clock)
-    # A file that the last run found broken is seen only when it is read: so that run is believed.
+    # A broken file is only noticed when it is read, so what the last run has reported counts.
     try:
         before = take_report(folder)
         if before is not None and before.restart is Restart.FALL_BACK:
@@ -165,9 +164,9 @@ def look_before(config: PipelineConfig, began_s: float, clock: Clock) -> OpenPip
 
 
 def prepare(config: PipelineConfig, began_s: float, clock: Clock) -> OpenPipeline:
-    """Look at everything a start could fail on, in the order that gives the clearest message.
+    """Check everything a start could fail on, in the order that gives the clearest message.
 
-    The sinks are opened, and the functions those that may run on this checkpoint, with their code.
+    In the result the sinks are open, and `specs` and `codes` are what may run on this checkpoint.
     """
     handover.check(config.checkpoint, handover.Event.START)
     pipeline = OpenPipeline(config, clock=clock, timeout_s=TIMEOUT_S)
@@ -177,7 +176,7 @@ def prepare(config: PipelineConfig, began_s: float, clock: Clock) -> OpenPipelin
     check_sinks(config, specs)
     if config.state is not None:
         open_store(config.state, clock)  # refused, where it is no store's URL, before it is kept
-    identity.bind(config.checkpoint, pipeline.identity(), pipeline.doubt)
+    bind(config.checkpoint, pipeline.identity(), pipeline.doubt)
     # May these versions of the functions go on from its state?
     published = [(spec, publish(spec, config.checkpoint)) for spec in specs]
     next_epoch = checkpoint.last_commit(config.checkpoint) + 1
@@ -200,7 +199,7 @@ def prepare(config: PipelineConfig, began_s: float, clock: Clock) -> OpenPipelin
 
 
 def _check(pipeline: OpenPipeline, began_s: float) -> RestoreWatch | None:
-    """Refuse what would skip or hide records; how to measure the restore, if this is one."""
+    """Refuse a start that would skip or hide records; returns the measurement of the restore."""
     config, topics = pipeline.config, pipeline.options.topics
     found = checkpoint.read(config.checkpoint)
     known = found.planned.epoch if found.planned else found.last.epoch if found.last else -1
@@ -216,11 +215,11 @@ def _check(pipeline: OpenPipeline, began_s: float) -> RestoreWatch | None:
                 hint="Start from the checkpoint this sink was written from, or set another name "
                 "in [pipeline].",
             )
-    progress.end(config.checkpoint)  # of a process before
     if found.last is None:
         # A first start restores nothing, but its first epoch, which needs no input, says how long
         # starting takes: without it the first estimate would be a guess.
         return RestoreWatch(began_s, {}, config.tasks)
+    progress.end(config.checkpoint)  # of a restore before, whose process died
     check_files(config.checkpoint, found.last.epoch)
     tails = pipeline.tails({*topics, *found.last.end.needed})
     contract.check_covered(found.last.end, tails)
@@ -263,7 +262,7 @@ def _foretold(folder: Path) -> Estimate | None:
 def _catching_up(
     pipeline: OpenPipeline, last: Checkpoint, tails: Tails, began_ms: int
 ) -> CatchingUp:
-    """What this start has before it, for those who ask how it gets on."""
+    """What this restore has to read, for `progress`."""
     config, topics = pipeline.config, pipeline.options.topics
     local = config.local or _cached(config.checkpoint)
     inputs = [
@@ -276,7 +275,7 @@ def _catching_up(
 
 
 def _readable(ledger: Ledger) -> list[EpochEntry]:
-    """The entries there are, but for damaged ones: no start fails for a measurement."""
+    """The entries without damaged ones: no start fails for a measurement."""
     found = []
     for epoch in ledger.epochs():
         with suppress(LedgerDamaged):
@@ -285,7 +284,7 @@ def _readable(ledger: Ledger) -> list[EpochEntry]:
 
 
 def _noticed_ms(folder: Path) -> int | None:
-    """When the supervisor last saw a driver fail; None: it never did, or there is none."""
+    """When the supervisor last saw a driver fail; None: never, or there is no supervisor."""
     with suppress(LedgerDamaged):
         supervisor = read_supervision(folder)
         return supervisor.last_failed_ms if supervisor else None
@@ -335,7 +334,7 @@ def run_query(
             reporter.committed()
         return not stop.requested and not _is_ready_to_hand_over(config.checkpoint)
 
-    # Run, see to the last epochs, and say why it ended or to whom it hands over.
+    # Run it, then do the upkeep of the last epochs, and raise why it failed or hand over.
     with (
         scheduled(pipeline, clock),
         metrics_of(pipeline) as metrics,
@@ -355,7 +354,7 @@ def run_query(
 
 @contextmanager
 def metrics_of(pipeline: OpenPipeline) -> Iterator[PipelineMetrics]:
-    """What is measured, and shown to Prometheus where the file names an address for it."""
+    """Collect metrics while the block runs; serve them if the file names an address."""
     metrics = PipelineMetrics(pipeline.name, [spec.name for spec in pipeline.specs])
     if pipeline.config.metrics is None:
         yield metrics
@@ -376,9 +375,9 @@ def reported(pipeline: OpenPipeline, metrics: PipelineMetrics, clock: Clock) -> 
 
 
 def run_to_end(start: Callable[[], "StreamingQuery"], look: Callable[[], bool]) -> str | None:
-    """Run a query until it ends or `look`, asked often, says no; what failed it, None if nothing.
+    """Run a query until it ends or `look`, called often, returns False. Returns what failed it.
 
-    One whose Python process could not start in time has done nothing, and is started again: a
+    A query whose Python process could not start in time has done nothing, and is started again: a
     machine that is busy for ten seconds should not cost a start of Spark.
     """
     for left in reversed(range(STARTS)):
@@ -390,7 +389,7 @@ def run_to_end(start: Callable[[], "StreamingQuery"], look: Callable[[], bool]) 
 
 
 def _run_once(query: "StreamingQuery", look: Callable[[], bool]) -> tuple[str | None, bool]:
-    """What failed the query, and whether `look` would have it go on."""
+    """What failed the query (None: nothing), and whether `look` wanted it to go on."""
     ended = threading.Event()
     threading.Thread(target=_await, args=(query, ended), name="await-query", daemon=True).start()
     try:
@@ -403,12 +402,12 @@ def _run_once(query: "StreamingQuery", look: Callable[[], bool]) -> tuple[str | 
 
 
 def _await(query: "StreamingQuery", ended: threading.Event) -> None:
-    """Say when the query has ended: to ask ten times a second costs more than all else here."""
+    """Set `ended` when the query ends: asking ten times a second costs more than all else here."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     try:
-        # What has failed it, or the JVM, the caller finds.
+        # The caller finds out what failed it, or the JVM.
         with suppress(PySparkException, Py4JError, OSError):
             query.awaitTermination()
     finally:
@@ -425,7 +424,7 @@ def _is_ready_to_hand_over(folder: Path) -> bool:
 def start_query(
     spark: "SparkSession", pipeline: OpenPipeline, chain: Sequence[Stage], writer: Any
 ) -> "StreamingQuery":
-    """Start it on this session, with `writer` as its `foreachBatch`."""
+    """Start the query on this session, with `writer` as its `foreachBatch`."""
     from catchwater.pipeline.spark.source import PackedSource
 
     config = pipeline.config
@@ -444,7 +443,7 @@ def start_query(
 
 
 def stages(pipeline: OpenPipeline) -> list[Stage]:
-    """The functions of the chain, and what the tasks need to run them."""
+    """The functions of the chain, each with what the tasks need to run it."""
     config = pipeline.config
     local = config.local or _cached(config.checkpoint)
     last = len(pipeline.specs) - 1
@@ -502,16 +501,16 @@ def source_settings(pipeline: OpenPipeline) -> "PackedSettings":
 
 
 def poison_of(config: PipelineConfig, spec: FunctionSpec) -> Poison:
-    """What becomes of records that a function cannot handle. The limit is the driver's business."""
+    """The policy for records that a function cannot handle. Only the driver checks the limit."""
     return Poison(config.poison or spec.poison.policy, None)
 
 
 def operator(stage: Stage) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """What `mapInArrow` is given for this stage: Spark's batches of one partition in, our rows out.
+    """The function for `mapInArrow`: Spark's batches of one partition in, our rows out.
 
     Spark has shuffled the rows by label, so a partition holds all rows of its shards; they may come
-    in any order and any number of batches. Spark tries a failed task again and may run one twice;
-    which attempt counts, the ledger decides.
+    in any order and any number of batches. Spark repeats a failed task and may run one twice; the
+    ledger decides which attempt counts.
     """
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -524,10 +523,10 @@ def operator(stage: Stage) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.R
 
 
 def sweep_cache(checkpoint: Path) -> None:
-    """Note whose shards lie in this machine's cache; those of checkpoints that are gone leave it.
+    """Note whose shards lie in this machine's cache, and delete those of checkpoints that are gone.
 
-    A checkpoint that comes back, as on a disk that is mounted later, has its shards built again. No
-    start fails for it: what cannot be deleted now can be by the next one.
+    If such a checkpoint comes back, as on a disk that is mounted later, its shards are rebuilt. No
+    start fails for this: the next one can delete what this one cannot.
     """
     mine = _cached(checkpoint)
     with suppress(OSError):
@@ -548,7 +547,7 @@ def _digest(checkpoint_folder: Path) -> str:
 
 
 def upkeep_of(pipeline: OpenPipeline, chain: Sequence[Stage], clock: Clock) -> Upkeep:
-    """Pins, contracts and sweeps behind this run's epochs."""
+    """Pins, contracts and sweeps after this run's epochs."""
     return Upkeep(
         pipeline.config.checkpoint,
         pipeline.control,
@@ -598,7 +597,7 @@ def _versions() -> dict[str, str]:
 
 
 def poison_limit(pipeline: OpenPipeline) -> int | None:
-    """How many poisoned records the pipeline lives with; None: any number."""
+    """How many poisoned records the pipeline tolerates; None: any number."""
     limits = [pipeline.config.poison_limit, *(spec.poison.limit for spec in pipeline.specs)]
     return min((limit for limit in limits if limit is not None), default=None)
 

@@ -22,9 +22,9 @@ from catchwater.pipeline.epochs import EpochWriter
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.opened import OpenPipeline
 from catchwater.pipeline.rows import Manifest
-from catchwater.pipeline.run import identity, versions
+from catchwater.pipeline.run import versions
 from catchwater.pipeline.run.config import PipelineConfig
-from catchwater.pipeline.run.versions import publish
+from catchwater.pipeline.run.versions import claim, publish
 from catchwater.recovery import handover
 from catchwater.recovery.contract import PartitionTail
 from catchwater.recovery.folder import home_of
@@ -126,7 +126,7 @@ class Shop:
     def start(self) -> FunctionSpec:
         """What a start of the pipeline looks at; the function that is to run."""
         (spec,) = self.pipeline.specs
-        identity.claim(self.checkpoint, self.pipeline.identity())
+        claim(self.checkpoint, self.pipeline.identity())
         code = publish(spec, self.checkpoint)
         ((spec, _),) = versions.admit(self.checkpoint, [(spec, code)], self.epochs, 0)
         return spec

@@ -10,10 +10,9 @@ import pytest
 
 from catchwater.pipeline.change import rollback
 from catchwater.pipeline.change.upgrade import look, upgrade
-from catchwater.pipeline.run import identity
 from catchwater.pipeline.run.backfill import BadBackfill, check_apart
 from catchwater.pipeline.run.config import PipelineConfig
-from catchwater.pipeline.run.identity import OtherPipeline
+from catchwater.pipeline.run.versions import Identity, OtherPipeline, bind
 from catchwater.sinks import kafka_client
 from catchwater.sinks.config import AT_LEAST_ONCE, SinkConfig, parse
 from catchwater.sinks.kinds import kafka
@@ -25,7 +24,7 @@ from .conftest import Shop
 def start(shop: Shop, config: PipelineConfig) -> None:
     """The part of a start that looks at whose checkpoint it is."""
     pipeline = shop.pipeline.other(config=config)
-    identity.bind(config.checkpoint, pipeline.identity(), pipeline.doubt)
+    bind(config.checkpoint, pipeline.identity(), pipeline.doubt)
 
 
 def elsewhere(shop: Shop, path: str, delivery: str = "exactly-once") -> PipelineConfig:
@@ -35,7 +34,7 @@ def elsewhere(shop: Shop, path: str, delivery: str = "exactly-once") -> Pipeline
 
 
 def bound_to(shop: Shop) -> str:
-    found = identity.read(shop.checkpoint)
+    found = Identity.read(shop.checkpoint)
     assert found is not None
     return found.sinks["rows"]
 
@@ -82,10 +81,10 @@ def test_a_whole_folder_may_move(shop: Shop) -> None:
 
 def test_a_checkpoint_that_knows_the_table_only_goes_on_and_knows_more(shop: Shop) -> None:
     """As checkpoints of earlier versions do."""
-    found = identity.read(shop.checkpoint)
+    found = Identity.read(shop.checkpoint)
     assert found is not None
     old = msgspec.structs.replace(found, sinks={"rows": "sqlite tally"})
-    identity.write(shop.checkpoint, old)
+    old.write(shop.checkpoint)
     assert look(shop.code(2), 2)
     with pytest.raises(BadBackfill, match="which is the live pipeline's"):
         check_apart(shop.config, shop.config)
@@ -107,7 +106,7 @@ def dead_letters(path: str) -> SinkConfig:
 def test_dead_letters_are_bound_to_their_target_as_any_sink_is(shop: Shop) -> None:
     """A checkpoint that was begun without them takes them as they are."""
     start(shop, replace(shop.config, dead_letter=dead_letters("dead.db")))
-    found = identity.read(shop.checkpoint)
+    found = Identity.read(shop.checkpoint)
     assert found is not None
     assert found.sinks["dead-letter"] == f"sqlite {shop.folder}/dead.db dead"
     with pytest.raises(
@@ -135,9 +134,9 @@ def test_another_topic_is_another_target_though_the_marks_beside_it_are_the_same
         section = {"kind": "kafka", "topic": topic, "kafka.bootstrap.servers": brokers}
         return replace(shop.config, sinks={"rows": parse("rows", section)})
 
-    found = identity.read(shop.checkpoint)
+    found = Identity.read(shop.checkpoint)
     assert found is not None
-    identity.write(shop.checkpoint, identity.with_sink(found, "rows", "kafka alerts at a:1"))
+    found.with_sink("rows", "kafka alerts at a:1").write(shop.checkpoint)
     with pytest.raises(OtherPipeline, match="kafka other at a:1, which is another topic"):
         start(shop, into("other", "a:1"))
     start(shop, into("alerts", "b:1"))

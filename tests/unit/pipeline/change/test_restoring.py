@@ -13,7 +13,8 @@ from catchwater.pipeline.change.rollback import (
     bring_back,
     check_restore,
 )
-from catchwater.pipeline.run import identity, versions
+from catchwater.pipeline.run import versions
+from catchwater.pipeline.run.versions import Identity
 from catchwater.recovery import checkpoint
 from catchwater.recovery.folder import lock
 from catchwater.recovery.savepoint.create import Source, create
@@ -60,7 +61,7 @@ def test_sinks_that_did_not_go_on_are_left_as_they_are(shop: Shop) -> None:
 
 def test_the_file_says_whose_it_is_and_in_how_many_shards(shop: Shop, saved: Savepoint) -> None:
     bring_back(shop.pipeline, wanted(shop, saved, shards=7))
-    bound = identity.read(shop.folder / "other")
+    bound = Identity.read(shop.folder / "other")
     assert bound is not None
     assert (bound.shards, bound.pipeline, bound.functions) == (7, "tally", ["tally"])
     before = View.of_checkpoint(Source.at(shop.checkpoint), 1)
@@ -74,7 +75,7 @@ def test_a_second_job_starts_from_it_while_the_first_goes_on(shop: Shop, saved: 
     config = replace(shop.config, name="second", sinks=sinks)
     with lock(shop.checkpoint):
         bring_back(shop.pipeline.other(config=config), wanted(shop, saved))
-    bound = identity.read(shop.folder / "other")
+    bound = Identity.read(shop.folder / "other")
     assert bound is not None
     assert bound.pipeline == "second"
     assert versions.load(shop.folder / "other").generation == 0

@@ -16,8 +16,7 @@ from catchwater.pipeline.change.upgrade import (
     upgrade,
 )
 from catchwater.pipeline.run import versions
-from catchwater.pipeline.run.identity import OtherPipeline
-from catchwater.pipeline.run.versions import StateIncompatible, VersionDiffers
+from catchwater.pipeline.run.versions import OtherPipeline, StateIncompatible, VersionDiffers
 from catchwater.recovery import checkpoint, handover, rewind
 from catchwater.recovery.checkpoint import settle
 from catchwater.recovery.folder import CheckpointInUse, held, lock

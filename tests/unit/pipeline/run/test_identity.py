@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from catchwater.pipeline.run.identity import Identity, OtherPipeline, claim, read
+from catchwater.pipeline.run.versions import Identity, OtherPipeline, claim
 
 CARDS = Identity("cards", ["card-risk"], 4, ["payments"], {"alerts": "alerts"})
 
@@ -13,7 +13,7 @@ CARDS = Identity("cards", ["card-risk"], 4, ["payments"], {"alerts": "alerts"})
 def test_the_same_pipeline_may_come_back(tmp_path: Path) -> None:
     claim(tmp_path, CARDS)
     claim(tmp_path, CARDS)
-    assert read(tmp_path) == CARDS
+    assert Identity.read(tmp_path) == CARDS
 
 
 @pytest.mark.parametrize(

@@ -9,18 +9,17 @@ from examples.fraud_routing import CardScore
 from catchwater import Kafka, Pipeline, Topic
 from catchwater.clock import SYSTEM
 from catchwater.config import ConfigError
-from catchwater.pipeline.run import identity
-from catchwater.pipeline.run.identity import bind
 from catchwater.pipeline.run.run import prepare
+from catchwater.pipeline.run.versions import Identity, OtherPipeline, bind
 
-CARDS = identity.Identity("cards", ["risk"], 4, ["payments"], {"alerts": "sqlite alerts"})
+CARDS = Identity("cards", ["risk"], 4, ["payments"], {"alerts": "sqlite alerts"})
 OTHERS = msgspec.structs.replace(CARDS, sinks={"alerts": "sqlite others"})
 
 
 def test_a_start_that_began_nothing_holds_on_to_nothing(tmp_path: Path) -> None:
     bind(tmp_path, CARDS)
     bind(tmp_path, OTHERS)
-    assert identity.read(tmp_path) == OTHERS
+    assert Identity.read(tmp_path) == OTHERS
 
 
 @pytest.mark.parametrize("begun", ["offsets/0", "catchwater/replayed/offsets/3"])
@@ -30,11 +29,9 @@ def test_what_was_begun_binds(tmp_path: Path, begun: str) -> None:
     path.parent.mkdir(parents=True)
     path.touch()
     bind(tmp_path, CARDS)
-    with pytest.raises(
-        identity.OtherPipeline, match=r"'alerts' has written to sqlite alerts .*others"
-    ):
+    with pytest.raises(OtherPipeline, match=r"'alerts' has written to sqlite alerts .*others"):
         bind(tmp_path, OTHERS)
-    assert identity.read(tmp_path) == CARDS
+    assert Identity.read(tmp_path) == CARDS
 
 
 def test_a_state_store_that_is_none_is_refused_before_anything_is_kept(tmp_path: Path) -> None:
