@@ -64,6 +64,12 @@ class Command(msgspec.Struct, frozen=True, tag="command"):
     """Empty: run it whatever answers."""
 
 
+class Mended(msgspec.Struct, frozen=True, tag="mended"):
+    """A command noted before this has been run, by the drill itself."""
+
+    words: list[str]
+
+
 class Move(msgspec.Struct, frozen=True, tag="move"):
     """Bring back what was moved out of reach, if it is not back yet."""
 
@@ -78,7 +84,7 @@ class Topic(msgspec.Struct, frozen=True, tag="topic"):
     name: str
 
 
-Undo = Processes | Folder | Command | Move | Topic
+Undo = Processes | Folder | Command | Mended | Move | Topic
 
 _DECODER = msgspec.json.Decoder(Undo)
 
@@ -152,7 +158,12 @@ def undo_file(path: Path) -> list[str]:
     """Undo what one journal says, the last first, and remove it; what could not be undone."""
     problems = []
     with suppress(FileNotFoundError):
+        mended: list[list[str]] = []
         for undo in reversed(list(_read(path))):
+            if isinstance(undo, Mended):
+                mended.append(undo.words)
+            if isinstance(undo, Command) and undo.words in mended:
+                continue  # and to start a broker twice makes two
             try:
                 _undo(undo)
             except (OSError, CatchwaterError, subprocess.SubprocessError) as problem:
@@ -199,7 +210,7 @@ def _undo(undo: Undo, clock: Clock = SYSTEM) -> None:
                 shutil.rmtree(path)
         case Command(words, bootstrap):
             if bootstrap and answers(bootstrap):
-                return  # the drill itself has mended it, and to start a broker twice makes two
+                return  # the drill was killed before it could say that it has mended it
             subprocess.run(
                 words, check=True, capture_output=True, timeout=COMMAND_S, stdin=subprocess.DEVNULL
             )

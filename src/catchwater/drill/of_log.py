@@ -57,7 +57,7 @@ def replace_broker(scene: Scene) -> None:
     """The broker dies under load and begins again."""
     with _under_load(scene) as clients:
         scene.kill_broker()
-        scene.platform.start()
+        scene.start_broker()
         _acknowledged_again(scene, clients)
     _judge(scene, clients)
 
@@ -68,7 +68,7 @@ def replace_broker_at_rest(scene: Scene) -> None:
         clients.rest()
         scene.clock.pause(BEFORE_S)
         scene.kill_broker("kill -9 of the broker, while nobody writes")
-        scene.platform.start()
+        scene.start_broker()
         clients.go_on()
         _acknowledged_again(scene, clients)
     _judge(scene, clients)
@@ -86,7 +86,7 @@ def zone_loss(scene: Scene) -> None:
     _judge(scene, clients)
     scene.tell("starting the zone again")
     began_s = scene.clock.monotonic_s()
-    scene.platform.start()
+    scene.start_broker()
     took_s = round(scene.clock.monotonic_s() - began_s, 2)
     scene.find(at_most("the zone is back", took_s, scene.budget.restore_s, "s"))
 
@@ -134,7 +134,7 @@ def catalog_restart(scene: Scene) -> None:
         started[0].kill()
         scene.platform.kill()  # and what it had not told the catalog is told by the log's files
         scene.faults.append("kill -9 of the broker")
-        scene.platform.start()
+        scene.start_broker()
         _acknowledged_again(scene, clients)
     _judge(scene, clients)
 

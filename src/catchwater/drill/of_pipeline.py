@@ -273,7 +273,7 @@ def replace_broker_in_restore(scene: Scene) -> None:
         pipeline, _ = gone_back
         play.stage.wait_until_replaying(pipeline)
         scene.kill_broker("kill -9 of the broker, while the pipeline replays")
-        scene.platform.start()
+        scene.start_broker()
         play.catch_up(pipeline, "restored and caught up")
         play.judge(pipeline)
 

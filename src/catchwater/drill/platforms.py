@@ -279,16 +279,19 @@ class ByCommands:
         self.name = name
         self.bootstrap = bootstrap
         self.commands = {"kill": list(kill), "start": list(start)}
+        self._killed = False
 
     def start(self) -> None:
-        """Only if it does not answer. Raises `CommandFailed`."""
-        if not answers(self.bootstrap):
+        """If it was killed, or does not answer. Raises `CommandFailed`."""
+        if self._killed or not answers(self.bootstrap):
             self._run("start")
             if not answers(self.bootstrap, READY_S):
                 raise CommandFailed(f"{self.name} does not answer at {self.bootstrap}.")
+        self._killed = False
 
     def kill(self) -> None:
         """Raises `CommandFailed`."""
+        self._killed = True
         self._run("kill")
 
     def _run(self, what: str) -> None:

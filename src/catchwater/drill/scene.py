@@ -15,9 +15,9 @@ import msgspec
 
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
-from catchwater.drill.journal import MARK, Command, Journal, Topic, Undo
+from catchwater.drill.journal import MARK, Command, Journal, Mended, Topic, Undo
 from catchwater.drill.plain_spark import SparkPlace
-from catchwater.drill.platforms import ByCommands, Platform
+from catchwater.drill.platforms import ByCommands, Platform, brokers_of
 from catchwater.drill.processes import CATCHWATER
 from catchwater.drill.result import Budget, Finding, Workload, at_most
 
@@ -87,12 +87,19 @@ class Scene:
 
     def kill_broker(self, what: str = "kill -9 of the broker") -> None:
         """The fault of most drills; a platform that stays is started again whatever happens."""
-        undo = (
-            Command(self.platform.commands["start"], self.platform.bootstrap)
-            if isinstance(self.platform, ByCommands)
-            else None
-        )
+        undo = None
+        if isinstance(self.platform, ByCommands):
+            bootstrap = self.platform.bootstrap
+            # Of several brokers others answer, which says nothing of the one that is away.
+            alone = len(brokers_of(bootstrap)) <= 1
+            undo = Command(self.platform.commands["start"], bootstrap if alone else "")
         self.fault(what, self.platform.kill, undo)
+
+    def start_broker(self) -> None:
+        """After `kill_broker`: wait until it is back."""
+        self.platform.start()
+        if isinstance(self.platform, ByCommands):
+            self.journal.note(Mended(self.platform.commands["start"]))
 
     def topic(self, of: str) -> str:
         """A topic of this run's own; on a platform that stays, it is deleted in the end."""

@@ -16,6 +16,7 @@ from catchwater.drill.journal import (
     Command,
     Folder,
     Journal,
+    Mended,
     Move,
     NotUndone,
     Processes,
@@ -114,6 +115,21 @@ def test_what_cannot_be_undone_stays_in_the_journal_and_is_tried_again(tmp_path:
         undo_left(journals)
     mended.touch()
     assert undo_left(journals) == ["me"]
+
+
+@pytest.mark.parametrize("mended", [True, False])
+def test_a_command_that_the_drill_has_run_itself_is_not_run_again(
+    tmp_path: Path, mended: bool
+) -> None:
+    ran = tmp_path / "ran"
+    words = ["touch", str(ran)]
+    with Journal(tmp_path / "journals", "me") as journal:
+        if not mended:
+            journal.note(Mended(words))  # of a kill before, which is another one
+        journal.note(Command(words))
+        if mended:
+            journal.note(Mended(words))
+    assert ran.exists() != mended
 
 
 def test_a_line_that_was_cut_short_is_of_a_fault_that_did_not_happen(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from catchwater.drill import platforms
 from catchwater.drill.platforms import (
     ApacheKafka,
     BadPlatform,
@@ -88,6 +89,20 @@ def test_a_command_that_fails_says_so() -> None:
         ByCommands("k", "k:1", ["false"], ["true"]).kill()
     with pytest.raises(CommandFailed, match="did not end well"):
         ByCommands("k", "k:1", ["no-such-command-here"], ["true"]).kill()
+
+
+def test_a_broker_that_was_killed_is_started_again_although_others_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platforms, "answers", lambda *asked: True)
+    started = tmp_path / "started"
+    platform = ByCommands("k", "k:1", ["true"], ["sh", "-c", f"echo >>{started}"])
+    platform.start()
+    assert not started.exists(), "it answers"
+    platform.kill()
+    platform.start()
+    platform.start()
+    assert started.read_text() == "\n"
 
 
 def test_an_apache_kafka_that_is_not_there_is_named(tmp_path: Path) -> None:
