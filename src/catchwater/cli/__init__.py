@@ -38,6 +38,7 @@ NOUNS = {
     "log": "describe, check and repair the log's storage",
     "pipeline": "run, inspect, upgrade, roll back and rebuild a pipeline",
     "diagnose": "name what holds a pipeline back, and what helps",
+    "schema": "make classes for events out of a schema, and check that they fit",
     "contract": "what a restore would need, and whether it would succeed",
     "recovery": "explain and carry out a restore",
     "savepoint": "copy a pipeline's state to where it outlives the pipeline",

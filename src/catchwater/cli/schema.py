@@ -1,0 +1,134 @@
+"""`catchwater schema …`: classes for events out of a schema, and whether the two fit."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from catchwater.cli.console import noun, talk
+from catchwater.config import CatchwaterError, ConfigError
+
+if TYPE_CHECKING:
+    from catchwater.values.registry import Registered
+
+app = noun()
+
+_LOGIN = "CATCHWATER_SCHEMA_REGISTRY_LOGIN"
+
+Schema = Annotated[
+    str,
+    typer.Argument(
+        metavar="SCHEMA",
+        show_default=False,
+        help="The path of an Avro schema, or with --registry a subject such as payments-value.",
+    ),
+]
+RegistryUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--registry",
+        metavar="URL",
+        show_default=False,
+        help=f"A schema registry; its login, user:password, is read from {_LOGIN}.",
+    ),
+]
+
+
+@app.callback()
+def schema() -> None:
+    """Make classes for events out of a schema, and check that the two fit."""
+
+
+@app.command()
+def pull(
+    named: Schema,
+    registry: RegistryUrl = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--class", metavar="NAME", help="The class's name, else the record's."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write there, and not over what is there."),
+    ] = None,
+) -> None:
+    """Print the Python of the classes that a schema's values become."""
+    from catchwater.values.classes import classes_of
+
+    found = _read(named, registry)
+    source = classes_of(found.text, found.needs, name=name)
+    if output is None:
+        typer.echo(source, nl=False)
+        return
+    try:
+        with output.open("x", encoding="utf-8") as file:
+            file.write(source)
+    except FileExistsError:
+        raise CatchwaterError(
+            f"{output} is there already.", hint="Name another file, or remove that one."
+        ) from None
+    talk(f"{output} has the classes of {named}.")
+
+
+@app.command()
+def check(
+    named: Schema,
+    function: Annotated[
+        str, typer.Argument(metavar="MODULE:CLASS", help="A function, or the class of events.")
+    ],
+    registry: RegistryUrl = None,
+) -> None:
+    """See whether values of a schema become events of a class: exit code 4 if they do not.
+
+    Fields are compared by name, and values made up by the schema are read as events.
+    """
+    from catchwater.state.records import from_plain
+    from catchwater.values.events import EventValues, refused_sample
+    from catchwater.values.settings import ValueFormat, ValueSettings
+
+    declared = _declared(function)
+    found = _read(named, registry)
+    if found.needs:
+        raise ConfigError(f"{named} refers to other schemas, and those are not checked yet.")
+    values = EventValues(ValueSettings(ValueFormat.AVRO, found.text))
+    wrong = refused_sample(values, declared, from_plain)
+    if wrong is None:
+        typer.echo(f"Values of {named} are events of {declared.__name__}.")
+        return
+    typer.echo(f"Values of {named} are not all events of {declared.__name__}: {wrong}")
+    raise typer.Exit(4)
+
+
+def _read(named: str, registry: str | None) -> "Registered":
+    from catchwater.values.registry import Registered, Registry, RegistryClient
+
+    if registry is None:
+        try:
+            return Registered("AVRO", Path(named).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"The schema {named} cannot be read: {getattr(error, 'strerror', error)}.",
+                hint="Give the path of an Avro schema, or --registry URL and a subject.",
+            ) from error
+    client = RegistryClient(Registry(registry, login=os.environ.get(_LOGIN, "")))
+    try:
+        schema_id, found = client.latest(named)
+    except LookupError as error:
+        raise ConfigError(
+            f"{error}.", hint="Subjects are named TOPIC-value and TOPIC-key by default."
+        ) from error
+    if found.kind != "AVRO":
+        raise ConfigError(f"The schema {schema_id} of {named} is {found.kind}, not Avro.")
+    return found
+
+
+def _declared(function: str) -> type:
+    from catchwater.pipeline.functions.spec import is_record
+    from catchwater.pipeline.run.versions import find_function, find_module
+
+    module, _, name = function.partition(":")
+    found = getattr(find_module(module, Path.cwd()), name, None) if name else None
+    if found is not None and is_record(found):
+        return found  # type: ignore[no-any-return]
+    return find_function(function, Path.cwd()).event_type  # type: ignore[no-any-return]

@@ -1,0 +1,71 @@
+"""`catchwater schema`: from a file and from a registry."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.schema_registry import schema_registry
+from typer.testing import CliRunner
+
+from catchwater.cli.schema import app
+from catchwater.config import ConfigError
+
+pytest.importorskip("fastavro")
+
+SCHEMA = {
+    "type": "record",
+    "name": "Txn",
+    "fields": [
+        {"name": "card", "type": "string"},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+    ],
+}
+EVENTS = """
+from dataclasses import dataclass
+
+@dataclass
+class Txn:
+    card: str
+    at: int
+
+@dataclass
+class More(Txn):
+    place: str
+"""
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    ended = CliRunner().invoke(app, [str(each) for each in arguments])
+    if ended.exception is not None and not isinstance(ended.exception, SystemExit):
+        raise ended.exception
+    return ended.exit_code, ended.output
+
+
+def test_classes_of_a_subject_are_printed_or_written_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with schema_registry() as registry:
+        registry.login = "me:secret"
+        registry.register(7, SCHEMA, "payments-value")
+        monkeypatch.setenv("CATCHWATER_SCHEMA_REGISTRY_LOGIN", "me:secret")
+        code, output = run("pull", "payments-value", "--registry", registry.url)
+        assert code == 0 and "class Txn:\n    card: str\n    at: int\n" in output
+        path = tmp_path / "events.py"
+        named = ("pull", "payments-value", "--registry", registry.url, "--class", "Payment")
+        assert run(*named, "--output", path)[0] == 0
+        assert "class Payment:" in path.read_text()
+        with pytest.raises(Exception, match="is there already"):
+            run(*named, "--output", path)
+        with pytest.raises(ConfigError, match="no subject 'payments'"):
+            run("pull", "payments", "--registry", registry.url)
+
+
+def test_a_class_is_held_against_a_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "held_events.py").write_text(EVENTS)
+    (tmp_path / "txn.avsc").write_text(json.dumps(SCHEMA))
+    assert run("check", "txn.avsc", "held_events:Txn")[0] == 0
+    code, output = run("check", "txn.avsc", "held_events:More")
+    assert code == 4 and "must have the field 'place'" in output
+    with pytest.raises(ConfigError, match=r"none\.avsc cannot be read"):
+        run("check", "none.avsc", "held_events:Txn")
