@@ -81,16 +81,19 @@ class History:
 
     def _open(self, path: Path | None) -> sqlite3.Connection:
         if path is not None:
-            try:
-                return self._connect(str(path))
-            except sqlite3.DatabaseError:
-                with suppress(OSError):
-                    path.replace(path.with_name(f"{path.name}.damaged"))
-            try:
-                return self._connect(str(path))
-            except sqlite3.Error as error:
-                self.problem = f"{path} cannot be used: {error}."
-        return self._connect(":memory:")
+            for _ in range(2):
+                try:
+                    return self._connect(str(path))
+                except sqlite3.OperationalError as error:  # no place, no permission
+                    self.problem = f"{path} cannot be used: {error}."
+                    break
+                except sqlite3.DatabaseError as error:  # this is no database
+                    self.problem = f"{path} cannot be used: {error}."
+                    with suppress(OSError):
+                        path.replace(path.with_name(f"{path.name}.damaged"))
+        problem, db = self.problem, self._connect(":memory:")
+        self.problem = problem
+        return db
 
     def _connect(self, name: str) -> sqlite3.Connection:
         db = sqlite3.connect(name, isolation_level=None, check_same_thread=False)
@@ -99,6 +102,7 @@ class History:
             db.execute("PRAGMA synchronous=NORMAL")
             db.executescript(_SCHEMA)
             self._ids = {name: number for number, name in db.execute("SELECT id, name FROM series")}
+            self.problem = ""
         except sqlite3.Error:
             db.close()
             raise

@@ -87,6 +87,15 @@ def test_a_file_that_cannot_be_written_is_named_and_memory_goes_on(tmp_path: Pat
     assert history.read(["broker/1/cpu"], DAY_MS, now_ms).times_ms != []
 
 
+def test_a_file_that_this_user_may_not_use_stays_where_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "history.db"
+    path.mkdir()  # as little to be opened as one without permission, also for root
+    history = History(path)
+    assert history.problem
+    assert path.is_dir()
+    assert not (tmp_path / "history.db.damaged").exists()
+
+
 def test_what_happened_is_told_newest_first_and_by_subject() -> None:
     history = History(None)
     history.note([Event(1, "broker 1", "started", "ok"), Event(2, "pipeline a", "restore began")])
