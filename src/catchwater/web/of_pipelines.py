@@ -257,7 +257,7 @@ def _plots(name: str) -> Panel:
     behind = {f"{me}/lag_s": "oldest record not processed", f"{me}/staleness_s": "promised"}
     restore = {
         f"{me}/estimate_s": "estimated",
-        f"{me}/restore_s": "measured",
+        f"{me}/restoring_s": "going on for",
         f"{me}/max_restore_s": "budget",
     }
     charts = [
@@ -635,7 +635,7 @@ def _epochs(report: PipelineStatus, now_ms: int) -> Table:
         "commit",
         "in all",
         "state changed",
-        "restored in",
+        "state rebuilt in",
         "finished",
     )
     return Table(

@@ -143,17 +143,11 @@ def _of_report(report: PipelineStatus) -> dict[str, float]:
         else sum(p["per_s"] or 0 for p in told["partitions"]),
         "estimate_s": restore.get("seconds"),
         "max_restore_s": restore.get("max_restore_s"),
-        "restore_s": restored_s(report),
+        "restoring_s": None if told is None else told["since_s"],
         "state_bytes": report.operator.get("state_bytes"),
         "wrong": sum(each.wrong for each in report.compared) if report.compared else None,
     }
     return {key: float(value) for key, value in found.items() if value is not None}
-
-
-def restored_s(report: PipelineStatus) -> float | None:
-    """How long the restore took that is among the recent epochs; None: there is none."""
-    took = [each.get("restore_s") or 0.0 for each in report.recent_epochs]
-    return max(took, default=0.0) or None
 
 
 def of_groups(groups: Iterable[GroupFact]) -> dict[str, float]:
