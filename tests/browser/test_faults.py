@@ -46,8 +46,9 @@ def test_the_page_turns_with_each_fault_and_back(
     request.addfinalizer(lambda: pipeline.process and pipeline.kill())
     page = look(cards.control.url)
     pipeline.start(epoch_events=3000)
-    page.get_by_role("link", name="seen").wait_for(timeout=PATIENCE_S * 1000)
-    page.get_by_role("link", name="seen").click()
+    name = page.get_by_role("link", name="seen", exact=True).first
+    name.wait_for(timeout=PATIENCE_S * 1000)
+    name.click()
     shown = Shown(page)
     for verdict in ("correct", "recoverable", "fresh"):
         shown.wait_for(verdict, "ok")
