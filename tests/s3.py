@@ -30,12 +30,12 @@ START_S = 180.0
 
 
 @contextmanager
-def moto() -> Iterator[str]:
+def moto(host: str = "127.0.0.1") -> Iterator[str]:
     """The endpoint of a moto server, which keeps its objects in memory."""
     port = free_port()
     script = "from moto.server import main; main()"
-    with _running([sys.executable, "-c", script, "-H", "127.0.0.1", "-p", str(port)], port):
-        yield f"http://127.0.0.1:{port}"
+    with _running([sys.executable, "-c", script, "-H", host, "-p", str(port)], port, host):
+        yield f"http://{host}:{port}"
 
 
 @contextmanager
@@ -66,22 +66,22 @@ def make_bucket(endpoint: str, name: str) -> str:
 
 
 @contextmanager
-def _running(command: Sequence[str], port: int) -> Iterator[None]:
+def _running(command: Sequence[str], port: int, host: str = "127.0.0.1") -> Iterator[None]:
     quiet = subprocess.DEVNULL
     process = subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet)
     try:
-        _await(process, port)
+        _await(process, host, port)
         yield
     finally:
         process.terminate()
         process.wait(START_S)
 
 
-def _await(process: "subprocess.Popen[bytes]", port: int) -> None:
+def _await(process: "subprocess.Popen[bytes]", host: str, port: int) -> None:
     deadline = time.monotonic() + START_S
     while True:
         try:
-            socket.create_connection(("127.0.0.1", port), 10).close()
+            socket.create_connection((host, port), 10).close()
         except (ConnectionRefusedError, TimeoutError):
             assert process.poll() is None, f"{process.args!r} ended by itself"
             assert time.monotonic() < deadline, f"{process.args!r} does not listen"

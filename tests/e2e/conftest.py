@@ -98,6 +98,8 @@ class Pipeline:
     process: subprocess.Popen[bytes] | None = field(default=None)
     session: int = field(default=0, init=False)
     """Of the last process, its JVM and its workers."""
+    prefix: Sequence[str] = field(default=(), init=False)
+    """The command that runs the pipeline's, such as on another host."""
 
     @property
     def checkpoint(self) -> Path:
@@ -132,7 +134,7 @@ class Pipeline:
         path = self.write_file(trigger, **changes)
         with (self.folder / "pipeline.log").open("ab") as log:
             self.process = subprocess.Popen(
-                [COMMAND, "pipeline", "run", str(path), "--quick", "--no-supervise"],
+                [*self.prefix, COMMAND, "pipeline", "run", str(path), "--quick", "--no-supervise"],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         self.session = self.process.pid

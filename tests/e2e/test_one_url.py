@@ -15,10 +15,10 @@ from tests.e2e.conftest import COMMAND, Pipeline, processes
 
 from catchwater.config import CatchwaterError
 from catchwater.pipeline.spark.failure import PipelineFailed
+from catchwater.recovery.at_url import folder_of
 from catchwater.recovery.fenced import LeaseHeld
 from catchwater.recovery.folder import lock
 from catchwater.recovery.ledger import Ledger
-from catchwater.recovery.remote import folder_of
 
 pytestmark = [pytest.mark.timeout(1800)]
 
@@ -55,8 +55,8 @@ class Machine(Pipeline):
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "CATCHWATER_CACHE": str(self.cache)}
         return subprocess.run(
-            [COMMAND, *command], env=environment, capture_output=True, text=True, timeout=300,
-            cwd=self.folder,
+            [*self.prefix, COMMAND, *command], env=environment, cwd=self.folder,
+            capture_output=True, text=True, timeout=300,
         )  # fmt: skip
 
     def signal_all(self, number: signal.Signals) -> None:

@@ -99,7 +99,8 @@ def stop(
     """Stop the pipeline after its epoch, and wait until it ends."""
     from catchwater.clock import SYSTEM
     from catchwater.pipeline.supervise import halt, running
-    from catchwater.recovery.remote import shown, works_elsewhere
+    from catchwater.recovery.at_url import shown
+    from catchwater.recovery.remote import works_elsewhere
 
     folder = load_here(file).checkpoint
     process = running(folder)

@@ -49,6 +49,7 @@ def explain(file: PipelineFile, as_json: AsJson = False) -> None:
     from catchwater.cli.console import look_here
     from catchwater.config import CatchwaterError
     from catchwater.pipeline.opened import OpenPipeline
+    from catchwater.recovery.at_url import shown
     from catchwater.recovery.contract import spelled
 
     config, found = look_here(file)
@@ -84,7 +85,7 @@ def explain(file: PipelineFile, as_json: AsJson = False) -> None:
         typer.echo()
         print_table(columns, listed)
     else:
-        talk(f"there is no checkpoint in {config.checkpoint} yet")
+        talk(f"there is no checkpoint in {shown(config.checkpoint)} yet")
     if unasked:
         raise unasked
 
@@ -173,6 +174,7 @@ def restore(
     """
     from catchwater.cli.console import open_here
     from catchwater.pipeline.run.versions import check_reach
+    from catchwater.recovery.at_url import shown
     from catchwater.recovery.checkpoint import find, find_by_name
     from catchwater.recovery.contract import check_covered
     from catchwater.recovery.pins import refuse_lost
@@ -189,7 +191,7 @@ def restore(
     check_reach(config.checkpoint, chosen.epoch)
     if pipeline.control is not None:  # another Kafka has no pins that could be lost
         refuse_lost(pipeline.control, chosen.end, tails)
-    plan = f"restore checkpoint {chosen.epoch} of {config.checkpoint} and replay "
+    plan = f"restore checkpoint {chosen.epoch} of {shown(config.checkpoint)} and replay "
     plan += f"{spaced(_to_replay(chosen, tails))} records"
     if not agreed(plan, dry_run=dry_run, yes=yes):
         return
@@ -218,8 +220,8 @@ def reprocess(
 
     from catchwater.cli.console import declared_here, open_here
     from catchwater.clock import SYSTEM
+    from catchwater.recovery.at_url import refuse_url
     from catchwater.recovery.folder import lock
-    from catchwater.recovery.remote import refuse_url
     from catchwater.recovery.reprocess import Reprocessing
     from catchwater.wire.client import Client
 

@@ -149,6 +149,7 @@ def restore(
     What the pipeline's sinks have of later epochs is withdrawn, and written anew by the replay.
     """
     from catchwater.pipeline.change.rollback import RestorePlan, bring_back, check_restore
+    from catchwater.recovery.at_url import shown
 
     if into is not None and "://" in into:
         raise typer.BadParameter(
@@ -166,8 +167,8 @@ def restore(
     command += " --claim" if claim else ""
     wanted = RestorePlan(shelf, found, folder.absolute(), count, claim, command)
     check_restore(pipeline, wanted)
-    plan = f"restore epoch {found.epoch} of {found.pipeline} into {folder}, {found.shards} shards "
-    plan += f"as {count}{_of_sinks(pipeline.config.sinks.values())}"
+    plan = f"restore epoch {found.epoch} of {found.pipeline} into {shown(folder)}, "
+    plan += f"{found.shards} shards as {count}{_of_sinks(pipeline.config.sinks.values())}"
     if not agreed(plan, dry_run=dry_run, yes=yes):
         return
     with progress("restoring") as report:
@@ -175,7 +176,7 @@ def restore(
     if as_json:
         print_json({"checkpoint": str(folder), "epoch": entry.epoch, "shards": count})
         return
-    talk(f"{folder} goes on after epoch {entry.epoch}: catchwater pipeline run {file}")
+    talk(f"{shown(folder)} goes on after epoch {entry.epoch}: catchwater pipeline run {file}")
     if into is not None or count != pipeline.config.shard_count:
         talk(f"its file must say checkpoint = {str(folder)!r} and shards = {count} in [pipeline]")
 

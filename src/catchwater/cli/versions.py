@@ -27,6 +27,7 @@ def versions(file: PipelineFile, as_json: AsJson = False) -> None:
     """List the versions that have run, and which runs now."""
     from catchwater.cli.console import load_here
     from catchwater.pipeline.run.versions import load
+    from catchwater.recovery.at_url import shown
 
     checkpoint = load_here(file).checkpoint
     ledger = load(checkpoint)
@@ -50,7 +51,7 @@ def versions(file: PipelineFile, as_json: AsJson = False) -> None:
     elif rows:
         print_table(list(rows[0]), [list(row.values()) for row in rows])
     else:
-        talk(f"nothing has run on {checkpoint} yet")
+        talk(f"nothing has run on {shown(checkpoint)} yet")
 
 
 def upgrade(

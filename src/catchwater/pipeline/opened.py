@@ -28,7 +28,7 @@ from catchwater.pipeline.run import versions
 from catchwater.pipeline.run.backfill import BACKFILLS
 from catchwater.pipeline.run.config import DEAD_LETTER, PipelineConfig
 from catchwater.pipeline.run.versions import FunctionCode, Identity, find_function, is_target
-from catchwater.recovery import checkpoint, pins, remote
+from catchwater.recovery import at_url, checkpoint, pins, remote
 from catchwater.recovery.contract import LogState, PartitionTail, check_covered
 from catchwater.recovery.estimate import RestoreWatch
 from catchwater.recovery.folder import home_of, key_part
@@ -213,7 +213,7 @@ class OpenPipeline:
 
         A rebuild that has taken the pipeline's place lies in a folder of its own, and they stay.
         """
-        if (url := remote.url_of(self.config.checkpoint)) is not None:
+        if (url := at_url.url_of(self.config.checkpoint)) is not None:
             return self.config.savepoints or join(url, "savepoints")
         folder = self.config.checkpoint.resolve()
         while folder.parent.name.endswith(BACKFILLS):

@@ -15,7 +15,7 @@ from catchwater.pipeline.opened import OpenPipeline, check_fit, packages_missing
 from catchwater.pipeline.run.config import DEAD_LETTER, PipelineConfig
 from catchwater.pipeline.run.versions import Identity, check_identity
 from catchwater.pipeline.spark.session import check_packages
-from catchwater.recovery.remote import shown
+from catchwater.recovery.at_url import shown
 from catchwater.replay.control import ControlUnreachable
 from catchwater.sinks.base import SinkUnavailable
 from catchwater.sinks.config import SinkConfig, guarantee, look_at

@@ -23,6 +23,7 @@ from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.run.versions import Identity, find_function
 from catchwater.pipeline.supervise import Supervision, read_supervision
 from catchwater.recovery import compared, progress
+from catchwater.recovery.at_url import shown
 from catchwater.recovery.checkpoint import commit_ms
 from catchwater.recovery.contract import (
     Contract,
@@ -42,7 +43,7 @@ from catchwater.recovery.ledger import (
     operator_ms,
     parts_ms,
 )
-from catchwater.recovery.remote import elsewhere, shown
+from catchwater.recovery.remote import elsewhere
 from catchwater.replay.control import Control
 from catchwater.replay.offsets import from_json
 from catchwater.replay.options import parse_options

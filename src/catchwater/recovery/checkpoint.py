@@ -20,6 +20,7 @@ import msgspec
 
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
+from catchwater.recovery.at_url import shown
 from catchwater.recovery.ledger import (
     FOLDER,
     Ledger,
@@ -192,7 +193,7 @@ def find(folder: Path, epoch: int) -> Checkpoint:
     if found is not None:
         return found
     there = ", ".join(map(str, committed)) or "none"
-    raise NoSuchCheckpoint(f"{folder} has no checkpoint {epoch}; there are: {there}.")
+    raise NoSuchCheckpoint(f"{shown(folder)} has no checkpoint {epoch}; there are: {there}.")
 
 
 def find_by_name(folder: Path, place: str) -> Checkpoint:
@@ -202,7 +203,7 @@ def find_by_name(folder: Path, place: str) -> Checkpoint:
     """
     committed = committed_epochs(folder)
     if not committed:
-        raise NoSuchCheckpoint(f"{folder} has no checkpoint yet.")
+        raise NoSuchCheckpoint(f"{shown(folder)} has no checkpoint yet.")
     if place == "last":
         return find(folder, committed[-1])
     if re.fullmatch(r"-\d+", place):

@@ -29,6 +29,7 @@ import msgspec
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
 from catchwater.recovery import remote
+from catchwater.recovery.at_url import shown
 from catchwater.recovery.checkpoint import files_after, last_commit, move, name_query, respell
 from catchwater.recovery.folder import CheckpointInUse, holder, lock, refresh
 from catchwater.recovery.ledger import (
@@ -323,7 +324,8 @@ def refuse_unfinished(checkpoint: Path) -> None:
     restore = restore_under_way(checkpoint)
     if restore is not None:
         raise RestoreUnfinished(
-            f"Restoring {restore.savepoint} into {checkpoint} was cut short; it is incomplete.",
+            f"Restoring {restore.savepoint} into {shown(checkpoint)} was cut short; it is "
+            "incomplete.",
             hint=f"Do it again: {restore.command}.",
         )
 
@@ -417,13 +419,13 @@ def end_restore(checkpoint: Path) -> None:
 def _refuse_role(checkpoint: Path) -> None:
     if (handed := successor_of(checkpoint)) is not None:
         raise HandedOver(
-            f"The checkpoint {checkpoint} has handed over to {handed.to}.",
+            f"The checkpoint {shown(checkpoint)} has handed over to {handed.to}.",
             hint="Start the pipeline again: it goes on from there.",
         )
     if (fence := _fence(checkpoint)) is not None and fence.closed:
         raise HandedOver(
-            f"{fence.to} has begun to take the place of the checkpoint {checkpoint}, and was cut "
-            "short.",
+            f"{fence.to} has begun to take the place of the checkpoint {shown(checkpoint)}, and "
+            "was cut short.",
             hint=f"Let it end: catchwater pipeline rebuild FILE --label {Path(fence.to).name}",
         )
     if role_of(checkpoint) is Role.FOLLOWS and (shadow := shadow_of(checkpoint)) is not None:
@@ -458,8 +460,8 @@ def alone(checkpoint: Path, clock: Clock) -> Iterator[None]:
             held.enter_context(lock(checkpoint, clock, name=CHANGE, wait_s=0))
         except CheckpointInUse as error:
             raise AnotherChange(
-                f"Process {holder(checkpoint, CHANGE) or 'unknown'} is upgrading {checkpoint}, or "
-                "rolling it back, already.",
+                f"Process {holder(checkpoint, CHANGE) or 'unknown'} is upgrading "
+                f"{shown(checkpoint)}, or rolling it back, already.",
                 hint="Wait until it has ended, or end it: Ctrl-C, or SIGTERM.",
             ) from error
         yield

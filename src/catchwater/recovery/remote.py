@@ -17,7 +17,6 @@ A process that only reads has the folder brought up to date first (`refresh`), u
 machine works on it.
 """
 
-import hashlib
 import logging
 import os
 import re
@@ -33,16 +32,15 @@ from catchwater.config import CatchwaterError
 from catchwater.objects.base import StoreError
 from catchwater.objects.open import open_store
 from catchwater.objects.retry import PATIENT, Patience
+from catchwater.recovery import at_url, fenced
 from catchwater.recovery import checkpoint as spark_log
-from catchwater.recovery import fenced
+from catchwater.recovery.at_url import Url, shown
 from catchwater.recovery.fenced import Changes, Claim, Files, Holder, LeaseLost
 from catchwater.recovery.ledger import (
     FOLDER,
     EpochEntry,
     LedgerDamaged,
     numbered,
-    read_json,
-    write_whole,
 )
 
 _log = logging.getLogger("catchwater.recovery")
@@ -65,24 +63,6 @@ LOOKS = 10
 """So often in a lease one that waits for its turn looks."""
 _KEPT_CODE = f"{FOLDER}/code/"
 """Files named by their content: one too many does no harm, and may be about to be needed."""
-
-
-class Url(msgspec.Struct, frozen=True):
-    """`url.json`, beside the files that are published."""
-
-    url: str
-    token: str = ""
-    """Of the last claim that was made from here."""
-    elsewhere: str = ""
-    """Who held the lease when the folder was last brought up to date, if not a process here."""
-    read_ms: int = 0
-    """When that was; 0: never."""
-
-
-class NotAtUrl(CatchwaterError):
-    """What was asked for needs a checkpoint that is a folder."""
-
-    exit_code = 2
 
 
 class ElsewhereInUse(CatchwaterError):
@@ -202,51 +182,6 @@ _taken: dict[Path, Remote] = {}
 """Folder → the checkpoint that this process has in hand."""
 
 
-# Where it lies.
-
-
-def folder_of(url: str, cache: Path) -> Path:
-    """The folder here of the checkpoint at this URL; there afterwards."""
-    named = re.sub(r"[^A-Za-z0-9-]+", "-", url.partition("://")[2].partition("?")[0]).strip("-")
-    folder = cache / "checkpoints" / f"{named}-{hashlib.sha256(url.encode()).hexdigest()[:12]}"
-    try:
-        known = url_of(folder)
-    except LedgerDamaged:
-        known = None
-    if known != url:
-        write_whole(_url_file(folder), msgspec.json.encode(Url(url)))
-    return folder
-
-
-def url_of(folder: Path) -> str | None:
-    """The URL that the folder is scratch of; None: it is a checkpoint itself."""
-    kept = _kept(folder)
-    return kept.url if kept else None
-
-
-def shown(folder: Path) -> str:
-    """The checkpoint, as the pipeline's file names it."""
-    return url_of(folder) or str(folder)
-
-
-def refuse_url(folder: Path, what: str) -> None:
-    """Raise `NotAtUrl` for what needs a second checkpoint beside this one."""
-    if (url := url_of(folder)) is not None:
-        raise NotAtUrl(
-            f"{what} needs a checkpoint that is a folder, and this one is {url}.",
-            hint="Take a savepoint and restore it by a file that names a folder: catchwater "
-            "savepoint create FILE; savepoint restore FILE NAME.",
-        )
-
-
-def _kept(folder: Path) -> Url | None:
-    return read_json(_url_file(folder), Url)
-
-
-def _url_file(folder: Path) -> Path:
-    return folder / FOLDER / "url.json"
-
-
 # In the hands of this process. For a folder that is a checkpoint itself, all this does nothing.
 
 
@@ -256,13 +191,13 @@ def take(folder: Path, clock: Clock, *, lease_ms: int = fenced.LEASE_MS, lapsed:
     `lapsed` is the token of a holder that has been silent for its whole lease. Raises `LeaseHeld`,
     `LedgerDamaged`, `StoreError`.
     """
-    if (kept := _kept(folder)) is None:
+    if (kept := at_url.read(folder)) is None:
         return
     # Whoever took it from here last is gone: it held the lock that is ours now.
     writer = fenced.take(
         open_store(kept.url, clock), clock, gone=(kept.token, lapsed), lease_ms=lease_ms
     )
-    write_whole(_url_file(folder), msgspec.json.encode(Url(kept.url, writer.mine.token)))
+    at_url.keep(folder, Url(kept.url, writer.mine.token))
     remote = Remote(folder, writer, clock)
     _taken[folder] = remote
     remote.keep()
@@ -315,7 +250,7 @@ def await_turn(folder: Path, wait: Callable[[float], bool], clock: Clock) -> str
 
     `wait` waits for so many seconds, and says whether to go on waiting. Raises `StoreError`.
     """
-    if (kept := _kept(folder)) is None:
+    if (kept := at_url.read(folder)) is None:
         return ""
     store, seen, since_s, said = open_store(kept.url, clock), None, 0.0, ""
     while True:
@@ -335,31 +270,31 @@ def await_turn(folder: Path, wait: Callable[[float], bool], clock: Clock) -> str
 
 def refresh(folder: Path, clock: Clock, patience: Patience = PATIENT) -> None:
     """Make the folder as the log has it. The caller holds its lock, and does not go on to write."""
-    if (kept := _kept(folder)) is None or folder in _taken:
+    if (kept := at_url.read(folder)) is None or folder in _taken:
         return
     end = fenced.read_end(open_store(kept.url, clock, patience))
     _make(folder, end.files, clock)
     found = msgspec.structs.replace(
         kept, elsewhere=str(_other(end, kept) or ""), read_ms=clock.now_ms()
     )
-    write_whole(_url_file(folder), msgspec.json.encode(found))
+    at_url.keep(folder, found)
 
 
 def read_ms(folder: Path) -> int:
     """When the folder was last brought up to date; 0: never."""
-    kept = _kept(folder)
+    kept = at_url.read(folder)
     return kept.read_ms if kept else 0
 
 
 def elsewhere(folder: Path) -> str | None:
     """Who else held the lease when the folder was last brought up to date, in words."""
-    kept = _kept(folder)
+    kept = at_url.read(folder)
     return kept.elsewhere or None if kept else None
 
 
 def works_elsewhere(folder: Path, clock: Clock) -> Holder | None:
     """Who holds the lease and has not let go, on another machine than this or in another folder."""
-    if (kept := _kept(folder)) is None or folder in _taken:
+    if (kept := at_url.read(folder)) is None or folder in _taken:
         return None
     return _other(fenced.read_end(open_store(kept.url, clock)), kept)
 

@@ -23,6 +23,7 @@ from catchwater.config import CatchwaterError
 from catchwater.objects.base import ObjectStore
 from catchwater.objects.open import open_store
 from catchwater.recovery import handover
+from catchwater.recovery.at_url import shown
 from catchwater.recovery.checkpoint import (
     Checkpoint,
     committed_epochs,
@@ -95,7 +96,8 @@ def fall_back(folder: Path, tails: Mapping[tuple[str, int], PartitionTail]) -> C
     found, problems = newest_intact(folder, tails)
     if found is None:
         raise NothingWhole(
-            f"No checkpoint in {folder} is whole and covered by the log. {' '.join(problems)}",
+            f"No checkpoint in {shown(folder)} is whole and covered by the log. "
+            f"{' '.join(problems)}",
             hint="Restore a savepoint (catchwater savepoint restore FILE NAME), or a copy of the "
             "files.",
         )

@@ -10,8 +10,8 @@ import pytest
 
 from catchwater.objects.base import StoreUnavailable
 from catchwater.objects.local import LocalStore
+from catchwater.recovery.at_url import folder_of
 from catchwater.recovery.folder import lock
-from catchwater.recovery.remote import folder_of
 
 
 @pytest.fixture
@@ -65,3 +65,16 @@ def test_status_says_what_was_known_while_the_store_is_away(
     found, said = status("third")
     assert found["committed_epoch"] == 2
     assert "cannot be read" not in said
+
+
+def test_a_checkpoint_at_a_url_is_called_by_it(
+    at_url: Callable[[str], Path], catchwater: Any, tmp_path: Path
+) -> None:
+    file, url = str(at_url("second")), (tmp_path / "store").as_uri()
+    for command in (
+        ("recovery", "restore", file, "--checkpoint", "9"),
+        ("pipeline", "versions", file),
+    ):
+        said = catchwater(*command)
+        words = " ".join(f"{said.out} {said.err}".split())
+        assert url in words and str(tmp_path / "second") not in words, words

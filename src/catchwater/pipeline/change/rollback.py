@@ -30,6 +30,7 @@ from catchwater.pipeline.run.versions import (
 )
 from catchwater.pipeline.supervise import halt, running
 from catchwater.recovery import handover, rewind
+from catchwater.recovery.at_url import shown
 from catchwater.recovery.handover import Restore, alone
 from catchwater.recovery.ledger import EpochEntry, numbered
 from catchwater.recovery.savepoint.create import Progress
@@ -80,7 +81,7 @@ def look(pipeline: OpenPipeline) -> RollbackPlan:
     upgraded = _upgraded(pipeline, ledger)
     if upgraded is None:
         raise NothingToRollBack(
-            f"No version of {pipeline.config.checkpoint} took over from another.",
+            f"No version of {shown(pipeline.config.checkpoint)} took over from another.",
             hint="To go back to an older checkpoint: catchwater recovery restore FILE "
             "--checkpoint N.",
         )

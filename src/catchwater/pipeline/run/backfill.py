@@ -22,8 +22,8 @@ from catchwater.objects.open import join
 from catchwater.pipeline.run.config import AVAILABLE_NOW, PipelineConfig
 from catchwater.pipeline.run.versions import Identity, find_function, is_target
 from catchwater.recovery import checkpoint, handover
+from catchwater.recovery.at_url import refuse_url
 from catchwater.recovery.ledger import FOLDER, OffsetMap, read_json, write_whole
-from catchwater.recovery.remote import refuse_url
 from catchwater.replay.offsets import from_json, to_json
 from catchwater.replay.options import parse_options
 from catchwater.replay.subscription import COMMAND_S, Subscription

@@ -40,6 +40,7 @@ from catchwater.pipeline.spark import session
 from catchwater.pipeline.spark.failure import Traces, cause, is_starved
 from catchwater.pipeline.supervise import read_supervision
 from catchwater.recovery import (
+    at_url,
     checkpoint,
     contract,
     estimate,
@@ -211,7 +212,8 @@ def _check(pipeline: OpenPipeline, began_s: float) -> RestoreWatch | None:
         if last is not None and last > known:
             raise SinkAhead(
                 f"The sink {name!r} has epochs up to {last} of this pipeline, and the checkpoint "
-                f"{config.checkpoint} only knows of {known}: new outputs would be taken for old.",
+                f"{at_url.shown(config.checkpoint)} only knows of {known}: new outputs would be "
+                "taken for old.",
                 hint="Start from the checkpoint this sink was written from, or set another name "
                 "in [pipeline].",
             )
@@ -318,7 +320,7 @@ def run_query(
     )  # fmt: skip
     chain = stages(pipeline)
     upkeep = upkeep_of(pipeline, chain, clock)
-    _log.info("Running %s, checkpoint %s.", pipeline.name, remote.shown(config.checkpoint))
+    _log.info("Running %s, checkpoint %s.", pipeline.name, at_url.shown(config.checkpoint))
     traces = replace(traces, since_ms=clock.now_ms())
 
     # A shadow's epochs are not its own to pin until it leads.

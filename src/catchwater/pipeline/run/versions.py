@@ -46,6 +46,7 @@ from catchwater.pipeline.functions.schema import StateSchema, compare, describe
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.run.config import DEAD_LETTER
 from catchwater.recovery import handover
+from catchwater.recovery.at_url import shown
 from catchwater.recovery.handover import refuse_unfinished
 from catchwater.recovery.ledger import FOLDER, Ledger, numbered, read_json, write_whole
 from catchwater.sinks.config import SinkConfig, target_of
@@ -352,8 +353,8 @@ def check_identity(checkpoint: Path, identity: Identity, doubts: Doubts = no_mov
     for words, before, wanted, hint in compared:
         if before != wanted:
             raise OtherPipeline(
-                f"The checkpoint {checkpoint} cannot be continued: {words} was {before} and is now "
-                f"{wanted}. Its state would be lost or misread; nothing was changed.",
+                f"The checkpoint {shown(checkpoint)} cannot be continued: {words} was {before} and "
+                f"is now {wanted}. Its state would be lost or misread; nothing was changed.",
                 hint=hint or "Put it back as it was, or begin a new checkpoint in another folder.",
             )
     check_targets(checkpoint, bound, identity.sinks, doubts)
@@ -367,8 +368,9 @@ def check_targets(
         was = bound.sinks.get(sink, wanted)
         if was != wanted and (doubt := doubts(sink, was)):
             raise OtherPipeline(
-                f"The checkpoint {checkpoint} cannot be continued: the sink {sink!r} has written "
-                f"to {was} so far, and is now to write to {wanted}, {doubt}. Nothing was changed.",
+                f"The checkpoint {shown(checkpoint)} cannot be continued: the sink {sink!r} has "
+                f"written to {was} so far, and is now to write to {wanted}, {doubt}. "
+                "Nothing was changed.",
                 hint="Put it back as it was. If it has moved, let the new target hold what the old "
                 "one does, marks included; if it is to begin anew there: catchwater sink moved "
                 f"FILE --sink {sink}.",
@@ -542,8 +544,8 @@ def check(checkpoint: Path, ledger: Versions, spec: FunctionSpec) -> None:
         if problems:
             raise StateIncompatible(
                 f"Version {spec.version} of {spec.name!r} cannot read the state that version "
-                f"{old.version} has stored in {checkpoint}: {'; '.join(map(str, problems))}. "
-                "Nothing was changed.",
+                f"{old.version} has stored in {shown(checkpoint)}: {'; '.join(map(str, problems))}."
+                " Nothing was changed.",
                 hint=_mend(old, spec, all(problem.migratable for problem in problems)),
             )
 
@@ -557,7 +559,7 @@ def check_reach(checkpoint: Path, epoch: int) -> None:
         if each.savepoint and epoch + 1 < each.from_epoch:
             raise VersionDiffers(
                 f"Version {each.version} of {each.function!r} took over at epoch "
-                f"{each.from_epoch}; checkpoint {epoch} of {checkpoint} is from before.",
+                f"{each.from_epoch}; checkpoint {epoch} of {shown(checkpoint)} is from before.",
                 hint="To go back to the version before: catchwater pipeline rollback FILE.",
             )
 
@@ -572,7 +574,7 @@ def _mend(old: Version, spec: FunctionSpec, migratable: bool) -> str:
 
 def _differs(checkpoint: Path, there: Version, spec: FunctionSpec) -> VersionDiffers:
     return VersionDiffers(
-        f"The checkpoint {checkpoint} cannot be continued: the function's version was "
+        f"The checkpoint {shown(checkpoint)} cannot be continued: the function's version was "
         f"{there.version} and is now {spec.version}. Nothing was changed.",
         hint=f"catchwater pipeline upgrade FILE --to {spec.version}, or put version "
         f"{there.version} back.",

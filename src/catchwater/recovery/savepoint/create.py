@@ -26,6 +26,7 @@ from catchwater.config import CatchwaterError
 from catchwater.objects.base import ObjectExists, ObjectMissing, ObjectStore
 from catchwater.objects.open import open_store
 from catchwater.recovery import checkpoint as checkpoints
+from catchwater.recovery.at_url import shown
 from catchwater.recovery.checkpoint import NoSuchCheckpoint
 from catchwater.recovery.folder import hold, home_of, state_folder
 from catchwater.recovery.ledger import (
@@ -79,7 +80,7 @@ class Source:
         bound = read_json(checkpoint / FOLDER / "pipeline.json", _Bound)
         if bound is None:
             raise NothingToSave(
-                f"{checkpoint} is no pipeline's checkpoint: no pipeline has run there yet.",
+                f"{shown(checkpoint)} is no pipeline's checkpoint: no pipeline has run there yet.",
                 hint="Run it first (catchwater pipeline run FILE), or restore a savepoint.",
             )
         store = open_store(home_of(checkpoint), clock)
@@ -95,14 +96,14 @@ class Source:
         there = [epoch for epoch in checkpoints.committed_epochs(self.checkpoint) if epoch in kept]
         if not there:
             raise NothingToSave(
-                f"{self.checkpoint} has no committed epoch yet.",
+                f"{shown(self.checkpoint)} has no committed epoch yet.",
                 hint="Try again when the pipeline has done one: catchwater pipeline status FILE.",
             )
         chosen = there[-1] if epoch is None else epoch
         found = ledger.read(chosen) if chosen in there else None
         if found is None:
             raise NoSuchCheckpoint(
-                f"{self.checkpoint} has no checkpoint {chosen}; there are: "
+                f"{shown(self.checkpoint)} has no checkpoint {chosen}; there are: "
                 f"{', '.join(map(str, there))}."
             )
         return found

@@ -20,6 +20,7 @@ from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError
 from catchwater.objects.base import ObjectStore, StoreError
 from catchwater.objects.open import open_store, place
+from catchwater.recovery.at_url import shown
 from catchwater.recovery.checkpoint import name_query, write_commit, write_offset
 from catchwater.recovery.folder import claim_home, lock
 from catchwater.recovery.handover import Restore, begin_restore, end_restore, restore_under_way
@@ -53,7 +54,8 @@ def refuse_taken(into: Path) -> None:
     taken = any(True for log in ("offsets", "commits") for _ in numbered(into / log))
     if taken and restore_under_way(into) is None:
         raise CheckpointTaken(
-            f"{into} holds a checkpoint already; restoring over it would lose what is there.",
+            f"{shown(into)} holds a checkpoint already; restoring over it would lose what is "
+            "there.",
             hint="Name another folder with --into, or move this one away.",
         )
 
