@@ -201,15 +201,16 @@ class _Dev:
         seen = self._first_look()
         if seen is None:
             return
+        files = self._saved(seen)  # what is saved from now on is a change
         checkpoint = Path(seen.checkpoint)
         with lock(checkpoint, self._clock, name=SUPERVISOR, wait_s=LOCK_WAIT_S):
             try:
                 self._start_driver(seen)  # Spark starts while the broker does
                 control = self._start_broker(seen)
                 topics = self._make_topics(seen)
-                self._say_where(seen, control, topics)
                 self._order()
-                self._watch(seen)
+                self._say_where(seen, control, topics)
+                self._watch(seen, files)
             finally:
                 self._end()
 
@@ -368,10 +369,9 @@ class _Dev:
 
     # The day.
 
-    def _watch(self, seen: "Seen") -> None:
+    def _watch(self, seen: "Seen", files: dict[str, tuple[int, int]]) -> None:
         """Until it is to stop. Raises `BrokerGone`."""
         self._send_lines(seen)
-        files = self._saved(seen)
         is_wrong = False
         while not self._stop.requested:
             if self._broker is not None and (failure := self._broker.ended()) is not None:
@@ -389,8 +389,8 @@ class _Dev:
                     is_wrong = True
                     self._say_wrong(found, "the code from before goes on")
                 else:
-                    self._take_over(found, seen, saved_ms, was_wrong=is_wrong)
-                    seen, is_wrong = found, False
+                    seen = self._take_over(found, seen, saved_ms, was_wrong=is_wrong)
+                    is_wrong = False
                     files |= {k: v for k, v in self._saved(seen).items() if k not in files}
             self._stop.pause(self._clock, _LOOK_S)
 
@@ -405,15 +405,21 @@ class _Dev:
             saved = now
         return saved
 
-    def _take_over(self, found: "Seen", seen: "Seen", saved_ms: int, *, was_wrong: bool) -> None:
-        """Let the driver go on with what was found, or say that there is nothing to do."""
+    def _take_over(self, found: "Seen", seen: "Seen", saved_ms: int, *, was_wrong: bool) -> "Seen":
+        """Let the driver go on with what was found, or say that there is nothing to do.
+
+        Returns what runs then.
+        """
+        if (found.bootstrap, found.checkpoint) != (seen.bootstrap, seen.checkpoint):
+            self._tell.say("dev", "another log or checkpoint takes another start of this command")
+            return seen
         if found.settings != seen.settings:
             self._tell.say("dev", "the pipeline's settings changed: it starts again")
             self._stop_driver()
             self._make_topics(found)
             self._start_driver(found)
             self._order()
-            return
+            return found
         changed = found.changed(seen)
         if self._driver is None:
             self._start_driver(found)
@@ -425,6 +431,7 @@ class _Dev:
             self._tell.say("dev", "the code is as it was before; it goes on")
         elif found.files != seen.files:
             self._tell.say("dev", "nothing that runs has changed")
+        return found
 
     def _look_after_driver(self, seen: "Seen") -> None:
         """Start it again where it got somewhere before it ended; else a change is waited for."""

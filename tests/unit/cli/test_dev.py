@@ -1,5 +1,6 @@
 """The process tree of `catchwater dev` without Spark: a child ends with who started it."""
 
+import io
 import os
 import select
 import signal
@@ -9,11 +10,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.ports import free_port
 
 from catchwater.cli import dev
 from catchwater.cli.init import FILES
+from catchwater.clock import SYSTEM
+from catchwater.pipeline.develop import Declared, Order, Seen, Tell
+from catchwater.pipeline.functions.schema import Kind, StateSchema
+from catchwater.pipeline.run.driver import Stop
 from catchwater.wire.client import Client
 
 PATIENCE_S = 120.0
@@ -84,6 +90,55 @@ def test_a_file_that_is_missing_ends_it_with_its_name(catchwater: Any, tmp_path:
     for flags in ((), ("--look",)):
         answer = catchwater("dev", absent, *flags)
         assert answer.code != 0 and f"There is no pipeline file {absent}" in answer.err
+
+
+class Driver:
+    """What the parent has said to its driver."""
+
+    def __init__(self) -> None:
+        self.orders: list[Order] = []
+
+    def say(self, line: bytes) -> None:
+        self.orders.append(msgspec.json.decode(line, type=Order))
+
+
+def seen(part: str = "p", settings: str = "s", bootstrap: str = "b", **files: str) -> Seen:
+    schema = StateSchema(["str"], Kind("int"), {})
+    function = Declared("card-risk", 1, "/x/card_risk.py", part, schema)
+    return Seen("card-risk", "/x", "/x/checkpoint", bootstrap, False, ["t"], "t", ["card"], {},
+                [function], {"/x/card_risk.py": part, **files}, settings)  # fmt: skip
+
+
+def test_a_driver_goes_on_with_what_has_changed_and_with_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    err, driver, started = io.StringIO(), Driver(), []
+    work = dev._Dev("pipeline.toml", "b", Stop(), Tell(io.StringIO(), err), SYSTEM)
+    monkeypatch.setattr(work, "_driver", driver)
+    monkeypatch.setattr(work, "_stop_driver", lambda: started.append("stop"))
+    monkeypatch.setattr(work, "_start_driver", lambda found: started.append("start"))
+
+    def take(found: Seen, before: Seen, *, was_wrong: bool = False) -> tuple[Seen, list[str]]:
+        err.seek(err.truncate(0))
+        runs = work._take_over(found, before, 7, was_wrong=was_wrong)
+        return runs, err.getvalue().splitlines()
+
+    assert take(seen("q"), seen()) == (seen("q"), [])
+    assert driver.orders.pop() == Order("card-risk changed", 7)
+    helper, helped = seen(**{"/x/rates.py": "1"}), seen(**{"/x/rates.py": "2"})
+    assert take(helped, helper)[0] == helped
+    assert driver.orders.pop() == Order("rates.py changed", 7, fresh_workers=True)
+    assert take(seen(), seen()) == (seen(), [])
+    assert take(seen(), seen(), was_wrong=True)[1] == [
+        "dev       the code is as it was before; it goes on"
+    ]
+    assert take(seen(bootstrap="c"), seen())[0] == seen(), "what runs is what ran"
+    assert not driver.orders and not started
+    take(seen(settings="other"), seen())
+    assert started == ["stop", "start"] and driver.orders == [Order()]
+    monkeypatch.setattr(work, "_driver", None)
+    take(seen(), seen())
+    assert started == ["stop", "start", "start"], "one that ended begins with the next change"
 
 
 def test_lines_are_taken_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
