@@ -18,6 +18,7 @@ NAMES = (
     "sinks",
     "catalog",
     "partitions",
+    "access",
     "restart",
     "estimate",
     "recovery",

@@ -49,6 +49,8 @@ _IMPLIES = {
     Operation.DESCRIBE: {Operation.READ, Operation.WRITE, Operation.DELETE, Operation.ALTER},
     Operation.DESCRIBE_CONFIGS: {Operation.ALTER_CONFIGS},
 }
+_SUFFICES = {each: frozenset({each, *_IMPLIES.get(each, ()), ALL}) for each in Operation}
+"""By operation: to be allowed one of these is enough."""
 
 _LOG = logging.getLogger("catchwater.broker")
 
@@ -87,13 +89,16 @@ class _Index:
             for rules in kind.values():
                 yield from rules
 
-    def about(self, name: str) -> Iterable[Rule]:
+    def about(self, name: str) -> list[Rule]:
         """The rules that speak of this resource."""
-        yield from self.literal.get(name, ())
+        found = [*self.literal.get(name, ())]
         if name != ANY:
-            yield from self.literal.get(ANY, ())
+            found += self.literal.get(ANY, ())
+        size = len(name)
         for length in self.lengths:
-            yield from self.prefixed.get(name[:length], ()) if length <= len(name) else ()
+            if length <= size and (rules := self.prefixed.get(name[:length])) is not None:
+                found += rules
+        return found
 
 
 class Rules:
@@ -144,7 +149,7 @@ class Rules:
         self, principal: str, host: str, operation: Operation, resource: Resource
     ) -> Rule | None:
         """The rule that decides; None: none speaks of it, so that it is denied."""
-        suffices = {operation, *_IMPLIES.get(operation, ()), ALL}
+        suffices = _SUFFICES[operation]
         allows: Rule | None = None
         for who in (principal, EVERYBODY):
             index = self._by_principal.get((who, resource.type))

@@ -36,6 +36,8 @@ ANONYMOUS = "User:ANONYMOUS"
 class Operation(StrEnum):
     """What a client asks to do, by Kafka's name."""
 
+    __hash__ = str.__hash__  # Enum's own is Python, and verdicts are looked up by it
+
     READ = "READ"
     WRITE = "WRITE"
     CREATE = "CREATE"
@@ -49,6 +51,8 @@ class Operation(StrEnum):
 
 class ResourceType(StrEnum):
     """The kind of resource, by Kafka's name."""
+
+    __hash__ = str.__hash__
 
     TOPIC = "TOPIC"
     GROUP = "GROUP"
