@@ -202,6 +202,10 @@ class BrokerConfig:
     """Where `catchwater drill` keeps its results, to be shown on the page."""
     catchwater_insecure: bool = False
     catchwater_access_file: Path | None = None
+    catchwater_encryption_keys: str = ""
+    """Whose keys seal objects, see `objects.keys`; empty: they are not sealed."""
+    catchwater_encryption_local: str = ""
+    """`disk`: what lies beside the objects is on an encrypted disk."""
     catchwater_secret_folders: str = ""
     """Further folders in which references may name files, separated by commas."""
     catchwater_audit_dir: Path | None = None
@@ -349,6 +353,7 @@ def load_broker_config(
             "SASL_SSL://, or let only trusted machines reach it and set catchwater.insecure=true."
         )
     _check_stores(config)
+    _check_encryption(config)
     _check_quotas(config)
     group_promises(config.catchwater_group_max_staleness)
     _check_groups(config)
@@ -525,6 +530,24 @@ def _check_access(config: BrokerConfig) -> None:
             "and no rules.",
             hint="Set super.users=User:admin, and catchwater.access.file; "
             "catchwater access user admin --file FILE makes the first user.",
+        )
+
+
+def _check_encryption(config: BrokerConfig) -> None:
+    """Refuse to encrypt the objects and leave beside them what they are made of."""
+    local = config.catchwater_encryption_local
+    if local not in ("", "disk"):
+        raise ConfigError(
+            f"catchwater.encryption.local is {local!r}, which says nothing.",
+            hint="Write disk where the machine's disks are encrypted, or leave it out.",
+        )
+    wal = config.catchwater_wal or ("object" if config.is_shared else "file")
+    if config.catchwater_encryption_keys and wal != "object" and local != "disk":
+        raise ConfigError(
+            f"catchwater.encryption.keys encrypts objects, and the write-ahead log ({wal}) would "
+            "lie beside them unencrypted.",
+            hint="Use catchwater.wal=object, or an encrypted disk, and say so: "
+            "catchwater.encryption.local=disk.",
         )
 
 

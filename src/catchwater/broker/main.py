@@ -48,6 +48,8 @@ from catchwater.config import Address, BrokerConfig, CatchwaterError, LogConfig
 from catchwater.log.cluster import BrokerReplaced
 from catchwater.log.log import Log
 from catchwater.log.open import SharedStores
+from catchwater.objects.base import StoreError
+from catchwater.objects.open import KEYS, check_seal
 from catchwater.objects.retry import RetryingStore
 from catchwater.wal.open import WalKind
 
@@ -211,6 +213,18 @@ async def serve(config: BrokerConfig, clock: Clock, make_page: MakePage | None =
 
 
 async def _open_log(config: BrokerConfig, places: Places, clock: Clock) -> Log:
+    if config.catchwater_encryption_keys:
+        os.environ[KEYS] = config.catchwater_encryption_keys
+    log = await _open_plainly(config, places, clock)
+    try:
+        await asyncio.to_thread(check_seal, log.objects)
+    except StoreError:
+        await log.close()
+        raise
+    return log
+
+
+async def _open_plainly(config: BrokerConfig, places: Places, clock: Clock) -> Log:
     if not config.is_shared:
         return await Log.open(config.log_dirs, log_config(config), clock, config.catchwater_objects)
     stores = SharedStores(

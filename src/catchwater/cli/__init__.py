@@ -70,6 +70,7 @@ _SURROUNDINGS = {
 _EXTRAS = {
     **dict.fromkeys(("numba", "numpy", "pandas", "pyarrow", "pyspark", "py4j", "google"), "spark"),
     "confluent_kafka": "kafka",
+    "cryptography": "encryption",
     "fastavro": "avro",
     "obstore": "s3",
     "psycopg": "postgres",

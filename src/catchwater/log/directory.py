@@ -24,7 +24,7 @@ from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
 from catchwater.objects.base import ObjectStore, StoreFull
 from catchwater.objects.local import LocalStore
-from catchwater.objects.open import open_store
+from catchwater.objects.open import open_store, sealed
 from catchwater.objects.retry import ONCE, RetryingStore
 from catchwater.room import NO_SPACE, Reserve
 from catchwater.wal.file import SEGMENT_BYTES, FileWal
@@ -96,7 +96,7 @@ class DataDirectory:
                     self.objects: ObjectStore = (
                         open_store(objects_url, clock)
                         if objects_url
-                        else RetryingStore(LocalStore(path / "objects", clock), clock, ONCE)
+                        else RetryingStore(sealed(LocalStore(path / "objects", clock)), clock, ONCE)
                     )
                     self.wal = FileWal(
                         path,

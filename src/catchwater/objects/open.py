@@ -10,6 +10,7 @@ A URL must not contain credentials, because URLs are printed and logged.
 """
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
@@ -25,8 +26,18 @@ _S3_OPTIONS = ("endpoint", "region")
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 
 
-def open_store(url: str, clock: Clock, patience: Patience = PATIENT) -> RetryingStore:
+KEYS = "CATCHWATER_ENCRYPTION_KEYS"
+"""A variable of the environment: the keys with which objects are sealed (`objects.keys`)."""
+LOCAL = "CATCHWATER_ENCRYPTION_LOCAL"
+"""Says `disk` where what lies on this machine beside objects is encrypted by its disk."""
+
+
+def open_store(
+    url: str, clock: Clock, patience: Patience = PATIENT, *, may_seal: bool = True
+) -> RetryingStore:
     """Open the store; its requests are retried where that may help, and counted.
+
+    With keys in the environment its objects are sealed, unless it is for others to read them.
 
     Sends no request to a remote store yet. Raises `ConfigError`, or `StoreError` for a directory
     that cannot be used.
@@ -41,7 +52,42 @@ def open_store(url: str, clock: Clock, patience: Patience = PATIENT) -> Retrying
             store = _s3(url, parts)
         case _:
             raise ConfigError(f"{url!r} is not the URL of an object store.", hint=_HINT)
-    return RetryingStore(store, clock, patience)
+    return RetryingStore(sealed(store) if may_seal else store, clock, patience)
+
+
+def sealed(store: ObjectStore) -> ObjectStore:
+    """The store with its objects sealed, where the environment names keys. Raises `ConfigError`."""
+    spec = os.environ.get(KEYS)
+    if not spec:
+        return store
+    try:
+        from catchwater.objects.keys import open_keys
+        from catchwater.objects.sealed import SealedStore
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "Encryption needs the package cryptography, which is not installed.",
+            hint="Install catchwater with the extra encryption: pip install "
+            "'catchwater[encryption]'.",
+        ) from error
+    return SealedStore(store, open_keys(spec, os.environ))
+
+
+def check_seal(store: ObjectStore) -> None:
+    """Where its objects are sealed, see that these keys open them. Raises `StoreError`."""
+    if os.environ.get(KEYS):
+        from catchwater.objects.sealed import check_keys
+
+        check_keys(store)
+
+
+def refuse_plain_local(what: str, environment: Mapping[str, str]) -> None:
+    """Raise `ConfigError` if objects are to be encrypted and this, beside them, would not be."""
+    if environment.get(KEYS) and environment.get(LOCAL) != "disk":
+        raise ConfigError(
+            f"Objects are to be encrypted, but {what} on this machine would not be.",
+            hint="Put it on an encrypted disk and say so: catchwater.encryption.local=disk "
+            f"({LOCAL}=disk in the environment).",
+        )
 
 
 def join(url: str, key: str) -> str:

@@ -48,6 +48,11 @@ def read_range(
         return retried(lambda: _requested(url, offset, size), clock, patience)
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return _mapped(Path(unquote(parts.path)), offset, size)
+    if parts.scheme == "sealed":
+        raise StoreError(
+            f"The object {parts.path} is encrypted, and only a broker has its key.",
+            hint="Read through a broker: name one in kafka.bootstrap.servers.",
+        )
     raise StoreError(
         f"{shown(url)} cannot be read from here.",
         hint="Only file:// URLs of this machine and http(s):// are supported; read over the Kafka "

@@ -10,7 +10,7 @@ def test_a_brokers_file_is_told_with_its_defaults(catchwater: Any, tmp_path: Pat
     path.write_text("num.partitions=3\n")
     settings = json.loads(catchwater("config", "check", path, "--json").out)
     assert settings["num.partitions"] == 3
-    assert settings["listeners"] == "127.0.0.1:9092"
+    assert settings["listeners"] == "PLAINTEXT://127.0.0.1:9092"
 
 
 def test_an_unknown_key_is_named_with_its_line_and_the_nearest(

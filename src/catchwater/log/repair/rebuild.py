@@ -210,7 +210,8 @@ class _Rebuild:
                 aborted = [
                     AbortedRow(footer.topic_id, footer.partition, *txn) for txn in footer.aborted
                 ]
-                segment = _Segment(run, footer.topic, info.size_bytes, info.modified_ms, aborted)
+                size_bytes = self._files.objects.size(info.key)  # a listing's may be that of a seal
+                segment = _Segment(run, footer.topic, size_bytes, info.modified_ms, aborted)
                 self._segments[footer.topic_id, footer.partition].append(segment)
 
     def _belongs(self, footer: Footer, modified_ms: int) -> bool:

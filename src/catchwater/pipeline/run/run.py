@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError, Restart
-from catchwater.objects.open import open_store
+from catchwater.objects.open import open_store, refuse_plain_local
 from catchwater.pipeline.epochs import EpochWriter, Tails, Upkeep
 from catchwater.pipeline.functions.spec import FunctionSpec, Poison
 from catchwater.pipeline.opened import OpenPipeline, check_fit, check_sinks, source_of, values_of
@@ -169,6 +169,7 @@ def prepare(config: PipelineConfig, began_s: float, clock: Clock) -> OpenPipelin
 
     In the result the sinks are open, and `specs` and `codes` are what may run on this checkpoint.
     """
+    refuse_plain_local("its local state and Spark's files", os.environ)
     handover.check(config.checkpoint, handover.Event.START)
     pipeline = OpenPipeline(config, clock=clock, timeout_s=TIMEOUT_S)
     specs = pipeline.specs

@@ -371,7 +371,7 @@ def _open(config: SinkConfig, context: "SinkContext", truth: "Archive") -> Parqu
     from catchwater.sinks.arrow_columns import Columns
 
     try:
-        store = open_store(_url(config, context), context.clock)
+        store = open_store(_url(config, context), context.clock, may_seal=False)
     except (StoreFull, StoreUnavailable):
         raise
     except StoreError as error:
