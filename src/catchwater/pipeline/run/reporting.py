@@ -13,6 +13,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -175,8 +176,12 @@ class Reporter:
             ]
 
     def _opened(self, config: SinkConfig, opened: ExitStack) -> Sink:
-        """A second one beside that of the query, whose connections are its own."""
-        sink = open_sink(config, self._pipeline.context_of(config))
+        """A second one beside that of the query, whose connections are its own.
+
+        It claims nothing: two that claim a target would shut each other out.
+        """
+        context = replace(self._pipeline.context_of(config), claim=None)
+        sink = open_sink(config, context)
         return opened.enter_context(closing(sink))
 
 

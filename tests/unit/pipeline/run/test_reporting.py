@@ -16,6 +16,7 @@ from catchwater.pipeline.run.reporting import Reporter, compare
 from catchwater.pipeline.status import Asked
 from catchwater.replay.control import ControlRefused
 from catchwater.sinks.base import RowId, SinkUnavailable
+from catchwater.sinks.config import SinkContext
 from catchwater.sinks.reconcile import Finding, Report
 from catchwater.verdicts import Lag, PipelineStatus
 
@@ -155,6 +156,29 @@ def test_what_differs_differs_twice(
     monkeypatch.setattr("catchwater.sinks.reconcile.verify", verify)
     found = compare("alerts", lambda: cast(Any, None), config, 5, SYSTEM)
     assert (found.missing, found.wrong, found.rows, found.problem) == (missing, missing, 10, None)
+
+
+def test_the_sink_that_is_compared_claims_nothing(
+    pipeline: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second claim of this driver's would shut the query's own writer out."""
+    opened, claim = list[SinkContext](), cast(Any, object())
+    context = SinkContext("cards", "memory:", Path("/x"), claim=claim)
+    rows = SimpleNamespace(declared=SimpleNamespace(reads_many=True), exactly_once=True)
+
+    def open_sink(config: Any, given: SinkContext) -> Any:
+        opened.append(given)
+        return SimpleNamespace(close=lambda: None)
+
+    verify, _ = sink(Report(0, 5, 10, ()))
+    monkeypatch.setattr("catchwater.sinks.reconcile.verify", verify)
+    monkeypatch.setattr(reporting, "open_sink", open_sink)
+    config = SimpleNamespace(every_sink={"rows": rows})
+    made = SimpleNamespace(config=config, context_of=lambda config: context)
+    reporter = Reporter(pipeline, SYSTEM)
+    reporter._pipeline = cast(Any, made)
+    (found,) = reporter._compared(5)
+    assert (found.sink, found.rows, [each.claim for each in opened]) == ("rows", 10, [None])
 
 
 def test_a_sink_that_cannot_be_read_is_not_taken_for_right(monkeypatch: pytest.MonkeyPatch) -> None:
