@@ -84,6 +84,4 @@ def test_the_page_turns_with_each_fault_and_back(
 
     assert pipeline.stop() == 0, pipeline.log
     page.goto(cards.control.url + "/timeline")
-    told = page.inner_text("main")
-    for verdict in ("correct: fail", "fresh: fail"):
-        assert verdict in told
+    assert "correct: fail" in page.inner_text("main")
