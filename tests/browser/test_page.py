@@ -163,6 +163,9 @@ def test_what_is_not_there_is_said_on_a_page(broker: BrokerProcess, chromium: An
     reply = page.goto(broker.control_url + "/topics/none")
     assert reply.status == 404
     assert "There is no topic none." in page.inner_text("main")
+    with Client(broker.bootstrap, timeout_s=60) as client:
+        client.create_topics({"none": 1})
+    page.wait_for_selector("#panel-partitions", timeout=60_000)
     page.close()
 
 

@@ -219,7 +219,14 @@ addEventListener("resize", () => {
       if (chart) chart.setSize({ width: figure.querySelector(".plot").clientWidth, height: 150 });
   }, 200);
 });
-if (live.dataset.at) {
+// What cannot be shown now may be later: a pipeline that starts, a catalog that comes back.
+async function again() {
+  const answer = await fetch(location.href, { headers: { accept: "application/json" } });
+  if (answer.ok) location.reload();
+}
+
+if (!live.dataset.at) setInterval(() => again().catch(() => {}), 2 * AGAIN_MS);
+else {
   listen();
   setInterval(listenFor, 1000);
   plotAll(true);
