@@ -66,7 +66,7 @@ async def least_cost(data: Path, rounds: int) -> None:
     for end in (ours, theirs):
         end.setblocking(False)
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
-    await loop.create_connection(lambda: Connection(server), sock=ours)
+    await loop.create_connection(lambda: Connection(server, config.kafka_listeners[0]), sock=ours)
     client = Client(theirs)
     await client.ask(frame(18, 0, False, b""), 1)
     await log.create_topic(TOPIC, 2)

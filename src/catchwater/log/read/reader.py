@@ -11,6 +11,7 @@ or lost object is an error in the reply and a line in the operator's log.
 
 import asyncio
 import logging
+from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -104,16 +105,21 @@ class _TailRun(msgspec.Struct, gc=False):
     chunk: memoryview
     start: int
     end: int
-    is_placed: bool = False
+    batches: int = 0
+    """0: no offset is written into them yet."""
     walked: Block | None = None
 
     def block(self) -> Block:
         if self.walked is not None:
             return self.walked
         data = self.chunk[self.start : self.end]
-        block = placed_block(data) if self.is_placed else place(data, self.base_offset)
-        self.is_placed = True
-        if len(block.ends) > _FEW_BATCHES:
+        if self.batches == 1:
+            return Block(
+                data.toreadonly(), array("q", (self.last_offset,)), array("q", (len(data),))
+            )
+        block = placed_block(data) if self.batches else place(data, self.base_offset)
+        self.batches = len(block.ends)
+        if self.batches > _FEW_BATCHES:
             self.walked = block
         return block
 
