@@ -87,10 +87,7 @@ def start(broker: Broker, call: Call) -> Later:
     """Answer at once what is in memory; a task waits for anything else."""
     body = body_of(call.frame.data, call.header.rest_at, call.version >= FLEXIBLE_SINCE)
     request = parse_fetch(body, call.version)
-    # Without quotas, only what reads from storage is metered.
-    meter = call.meter or Meter(broker.quotas, call.principal, call.header.client_id or "")
-    encode = partial(_encode, meter, call.correlation_id, call.version)
-    later = Later(encode)
+    later = Later(partial(_encode, call.meter, call.correlation_id, call.version))
     fetch = _open(broker, request, call)
     if isinstance(fetch, _Reply):
         later.set_result(fetch)
@@ -100,21 +97,25 @@ def start(broker: Broker, call: Call) -> Later:
         if answers is not None and (near or fetch.reading.is_enough):
             later.set_result(_close(broker, fetch, answers))
         else:
+            # What reads from storage is metered even where nobody has a quota.
+            meter = call.meter or Meter(broker.quotas, call.principal, call.header.client_id or "")
+            encode = partial(_encode, meter, call.correlation_id, call.version)
             later = LaterOf(asyncio.ensure_future(_wait(broker, fetch, answers)), encode)
             later.meter = meter
     call.frame.release()
     return later
 
 
-def _encode(meter: Meter, correlation_id: int, version: int, reply: _Reply) -> list[Buffer]:
-    meter.take(FETCH, reply.size_bytes)
-    if reply.lagging_bytes:
-        meter.take_lagging(reply.lagging_bytes)
+def _encode(meter: Meter | None, correlation_id: int, version: int, reply: _Reply) -> list[Buffer]:
+    if meter is not None:
+        meter.take(FETCH, reply.size_bytes)
+        if reply.lagging_bytes:
+            meter.take_lagging(reply.lagging_bytes)
     return encode_fetch_reply(
         *(correlation_id, version, reply.topics),
         error=reply.error,
         session_id=reply.session_id,
-        throttle_ms=meter.throttle_ms,
+        throttle_ms=0 if meter is None else meter.throttle_ms,
     )
 
 
