@@ -124,8 +124,10 @@ class Tokens:
         return Known(user, max(0.0, ends - now_s))
 
     def refresh(self) -> None:
-        """Ask for the provider's keys; where that fails those before stay."""
+        """Ask for the provider's keys, unless that was done just now; those before stay else."""
         with self._asking:
+            if self._clock.monotonic_s() - self._asked_s < _SOONEST_S:
+                return  # by another thread, while this one waited
             self._asked_s = self._clock.monotonic_s()
             try:
                 found = json.loads(self._fetch())

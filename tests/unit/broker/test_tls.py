@@ -2,10 +2,16 @@
 
 import os
 import ssl
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 from tests.certificates import certificate
 
 from catchwater.broker.tls import Certificate, NoName, distinguished_name, mapping
@@ -95,3 +101,84 @@ def test_clients_certificates_are_asked_for_again_when_their_authorities_change(
     assert used.version == 1 and used.context is not before
     assert len(used.context.get_ca_certs()) == 1
     assert whole != ca.read_bytes()
+
+
+def shakes_hands(server: ssl.SSLContext, authority: Path, pem: Path) -> bool:
+    """Whether a client with this certificate is let in."""
+    client = ssl.create_default_context(cafile=str(authority))
+    client.load_cert_chain(pem)
+    pipes = [ssl.MemoryBIO() for _ in range(2)]
+    ours = server.wrap_bio(pipes[0], pipes[1], server_side=True)
+    theirs = client.wrap_bio(pipes[1], pipes[0], server_hostname="localhost")
+    for _ in range(6):
+        for side in (theirs, ours):
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                pass
+            except ssl.SSLError:
+                return False
+    return bool(ours.getpeercert())
+
+
+def test_a_certificate_that_was_revoked_is_refused(tmp_path: Path) -> None:
+    pem, ca = certificate(tmp_path)
+    client, client_ca, revoke = revocable(tmp_path)
+    used = Certificate(pem, client_ca, "required")
+    assert shakes_hands(used.context, ca, client)
+    revoke(None)
+    used.refresh()
+    assert shakes_hands(used.context, ca, client), "a list without it"
+    revoke(client)
+    used.refresh()
+    assert used.version == 2 and not shakes_hands(used.context, ca, client)
+
+
+def revocable(folder: Path) -> tuple[Path, Path, Callable[[Path | None], None]]:
+    """A client's certificate, its authority, and what adds a list of revocations to the latter."""
+    now = datetime.now(UTC)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "clients' authority")])
+    keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(2)]
+
+    def built(common: str, key: Any, is_authority: bool) -> x509.Certificate:
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+        return (
+            x509.CertificateBuilder()
+            .subject_name(name if is_authority else subject)
+            .issuer_name(name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - timedelta(hours=1))
+            .not_valid_after(now + timedelta(days=1))
+            .add_extension(x509.BasicConstraints(is_authority, None), critical=True)
+            .sign(keys[0], hashes.SHA256())
+        )
+
+    authority, own = built("authority", keys[0], True), built("client", keys[1], False)
+    pem, ca = folder / "revocable.pem", folder / "revocable-ca.pem"
+    private = keys[1].private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    pem.touch(0o600)
+    pem.write_bytes(private + own.public_bytes(serialization.Encoding.PEM))
+    text = authority.public_bytes(serialization.Encoding.PEM)
+    ca.write_bytes(text)
+
+    def revoke(client: Path | None) -> None:
+        made = (
+            x509.CertificateRevocationListBuilder()
+            .issuer_name(name)
+            .last_update(now - timedelta(hours=1))
+            .next_update(now + timedelta(days=1))
+        )
+        if client is not None:
+            made = made.add_revoked_certificate(
+                x509.RevokedCertificateBuilder()
+                .serial_number(own.serial_number)
+                .revocation_date(now - timedelta(minutes=1))
+                .build()
+            )
+        signed = made.sign(keys[0], hashes.SHA256())
+        ca.write_bytes(text + signed.public_bytes(serialization.Encoding.PEM))
+
+    return pem, ca, revoke

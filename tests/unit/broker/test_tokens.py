@@ -139,6 +139,7 @@ def test_where_the_keys_are_not_to_be_had_nobody_comes_in_and_old_ones_stay(
 ) -> None:
     checker = tokens()
     (tmp_path / "jwks.json").unlink()
+    clock.advance(11_000)
     checker.refresh()
     assert checker.check(made.token()).user == CLIENT_ID
     with pytest.raises(NotProved):
