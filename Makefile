@@ -13,7 +13,7 @@ MINUTES ?= 10
 STORM_S ?= 60
 MEMBERS ?= 50
 
-.PHONY: help setup style format types tidy unit test slow sim kill-points conformance suites differences chaos storm soak e2e slice bench bench-functions bench-replay hops demo drill docs check lock clean
+.PHONY: help setup style format types tidy unit test slow sim kill-points conformance suites differences chaos storm soak cluster e2e slice bench bench-functions bench-replay hops demo drill docs check lock clean
 .DEFAULT_GOAL := help
 
 help:            ## show this list
@@ -84,6 +84,9 @@ storm: $(STAMP)  ## MEMBERS members join and leave a group every second for STOR
 
 soak: $(STAMP)   ## MINUTES of steady load: memory, descriptors, objects and catalog rows stay flat
 	MINUTES=$(MINUTES) $(BIN)/python -m benchmarks.soak
+
+cluster: $(STAMP) ## drivers on hosts that are cut off (network namespaces: root, iproute2), and Spark's standalone cluster
+	$(BIN)/python -m pytest -m slow tests/e2e/test_hosts.py tests/e2e/test_cluster.py
 
 e2e: $(STAMP)    ## real Spark
 	KILLS=20 $(BIN)/python -m pytest $(if $(filter command%,$(origin TESTS)),$(TESTS),tests/e2e)
