@@ -342,3 +342,25 @@ def lines_of(folder: Path) -> Iterator[tuple[str, bytes]]:
 def anchored_heads(objects: ObjectStore, name: str) -> list[str]:
     """The keys of the anchors of a trail."""
     return [info.key for info in objects.list(f"{ANCHORS}{name}/")]
+
+
+def about(topic: str, lines: Iterable[tuple[str, bytes]]) -> Iterator[Line]:
+    """The lines of actions that concern a topic: changes of it, pins that hold it, plans of it."""
+    named = f"TOPIC {topic}"
+    for _, data in lines:
+        if topic.encode() not in data:
+            continue
+        try:
+            line = msgspec.json.decode(data, type=Line)
+        except msgspec.DecodeError:
+            continue
+        if line.kind == "action" and (
+            line.resource == named or topic in (*_held(line.before), *_held(line.after))
+        ):
+            yield line
+
+
+def _held(value: Any) -> set[str]:
+    """The topics of a pin's positions."""
+    positions = value.get("positions", ()) if isinstance(value, dict) else ()
+    return {each["topic"] for each in positions if isinstance(each, dict) and "topic" in each}

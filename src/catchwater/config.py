@@ -202,6 +202,8 @@ class BrokerConfig:
     """Where `catchwater drill` keeps its results, to be shown on the page."""
     catchwater_insecure: bool = False
     catchwater_access_file: Path | None = None
+    catchwater_location: str = ""
+    """Where the log lies, in the words of `catchwater.residency` of its topics."""
     catchwater_encryption_keys: str = ""
     """Whose keys seal objects, see `objects.keys`; empty: they are not sealed."""
     catchwater_encryption_local: str = ""

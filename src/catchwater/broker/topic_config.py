@@ -36,6 +36,8 @@ from catchwater.log.topic_settings import (
     refused_schema,
 )
 
+OWNER, RESIDENCY = "catchwater.owner", "catchwater.residency"
+
 _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 LONGEST_VALUE = 1_000
@@ -107,6 +109,12 @@ TOPIC_SETTINGS: Mapping[str, Setting] = {
     VALUE_SCHEMA: Setting(
         STRING, _only(""), form=re.compile("(?s).*"), longest=20_000,
         about="Their schema: DDL for JSON, or an Avro schema."),
+    OWNER: Setting(
+        STRING, _only(""), form=re.compile(r"[\w@.: +-]{0,200}"),
+        about="Who answers for it, for [evidence](governance.md#where-data-lies)."),
+    RESIDENCY: Setting(
+        LIST, _only(""), form=re.compile(r"([\w.-]{1,100}(,[\w.-]{1,100})*)?"),
+        about="Where it may lie: refused where `catchwater.location` is none of these."),
     CLEANUP_POLICY: Setting(
         LIST, _only(DELETE), members=frozenset((DELETE, COMPACT)),
         about="Delete by age and size, keep each key's last value, both, or neither (empty)."),
@@ -189,6 +197,10 @@ def refusal(name: str, value: str | None, config: BrokerConfig) -> str | None:
         )
     if name == VALUE_SCHEMA:
         return refused_schema(value)
+    if name == RESIDENCY and value and config.catchwater_location not in value.split(","):
+        here = config.catchwater_location
+        where = f"it lies in {here}" if here else "it does not say where (catchwater.location)"
+        return f"{name} cannot be {value!r} in this log: {where}."
     return _refused_value(name, value, setting, config)
 
 

@@ -1,14 +1,30 @@
 """`catchwater governance …`: evidence of who did what, and of where data lies."""
 
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from catchwater.cli.console import FAILS, AsJson, noun, print_json, print_rows, talk
+from catchwater.cli.console import (
+    FAILS,
+    HERE,
+    WARNS,
+    AsJson,
+    Bootstrap,
+    CommandConfig,
+    client_of,
+    load_security,
+    noun,
+    print_json,
+    print_rows,
+    talk,
+)
+from catchwater.config import CatchwaterError
 
 if TYPE_CHECKING:
     from catchwater.objects.base import ObjectStore
+    from catchwater.replay.control import Control
 
 app = noun()
 audit = noun()
@@ -104,10 +120,145 @@ def show(
     print_rows(columns, rows, as_json=False)
 
 
+Files = Annotated[
+    list[Path] | None,
+    typer.Option("--pipeline", metavar="FILE", help="A pipeline's file; several may be named."),
+]
+_COLUMNS = ("what", "name", "place", "owner", "residency", "encrypted")
+
+
+@app.command("map")
+def map_(
+    pipeline: Files = None,
+    bootstrap: Bootstrap = HERE,
+    command_config: CommandConfig = None,
+    as_json: AsJson = False,
+) -> None:
+    """List where every topic, state, checkpoint, savepoint and sink lies, whose it is, and its key.
+
+    Exit 3 if a topic has no owner (its setting catchwater.owner).
+    """
+    places = _topics(_control(bootstrap, command_config))
+    for file in pipeline or ():
+        places += [place for place, _ in _places_of(file)]
+    print_rows(_COLUMNS, [tuple(place) for place in places], as_json=as_json)
+    nobodys = [place.name for place in places if place.what == "topic" and not place.owner]
+    if nobodys:
+        talk(f"nobody owns {', '.join(nobodys)}: set catchwater.owner of each")
+        raise typer.Exit(WARNS)
+
+
+@app.command()
+def prove(
+    topic: Annotated[str, typer.Argument(help="The topic.", show_default=False)],
+    pipeline: Files = None,
+    trail: Annotated[
+        list[Path] | None,
+        typer.Option("--trail", metavar="DIR", help="An audit trail; several may be named."),
+    ] = None,
+    bootstrap: Bootstrap = HERE,
+    command_config: CommandConfig = None,
+    as_json: AsJson = False,
+) -> None:
+    """List every copy that was derived of a topic, those that are gone as well, with its evidence.
+
+    What there is comes from the log and from pipelines' files; what there was, and who has read
+    it by a plan, from audit trails, which are verified first. Exit 4 if one was changed.
+    """
+    from catchwater.audit import about, lines_of
+    from catchwater.audit import verify as verified
+
+    control = _control(bootstrap, command_config)
+    rows = [("now", *place, "log") for place in _topics(control) if place.name == topic]
+    for pin in control.pins():
+        if any(each["topic"] == topic for each in pin["positions"]):
+            rows.append(("now", "pin", pin["id"], "", pin["owner"], "", "", "log"))
+    for file in pipeline or ():
+        rows += [("now", *p, str(file)) for p, topics in _places_of(file) if topic in topics]
+    broken = False
+    for folder in trail or ():
+        found = verified(lines_of(folder))
+        for finding in found.findings:
+            broken = True
+            talk(f"{finding.where}: {finding.what}")
+        for line in about(topic, lines_of(folder)):
+            gone = line.after is None and line.before is not None
+            state = "gone" if gone else "read" if "plan" in line.action else "changed"
+            row = (state, line.action, line.resource, line.host, line.principal, "", "")
+            rows.append((*row, f"line {line.number}, {_time(line.time_ms)}"))
+    print_rows(["state", *_COLUMNS, "evidence"], rows, as_json=as_json)
+    if broken:
+        raise typer.Exit(FAILS)
+
+
+class Place(NamedTuple):
+    """Where something lies."""
+
+    what: str
+    name: str
+    place: str
+    owner: str = ""
+    residency: str = ""
+    encrypted: str = ""
+
+
+def _control(bootstrap: str, command_config: Path | None) -> "Control":
+    from catchwater.replay.control import CONTROL_URL, Control, logged_in
+    from catchwater.wire.security.settings import UNSECURED
+
+    security = UNSECURED if command_config is None else load_security(command_config)
+    with client_of(bootstrap, command_config, name="catchwater-governance", timeout_s=10.0) as own:
+        url = own.broker_config().get(CONTROL_URL)
+    if not url:
+        raise CatchwaterError(
+            "That Kafka is no log of ours.", hint="Name a broker of ours with --bootstrap."
+        )
+    if security.username:
+        url = logged_in(url, security.username, security.password)
+    return Control(url, timeout_s=30.0)
+
+
+def _topics(control: "Control") -> list[Place]:
+    """Every topic that may be seen; deletes nothing, asks one question a topic."""
+    storage = control.request("GET", "/api/v1/storage")
+    key = "sealed" if storage.get("sealed") else "no"
+    places = []
+    for each in control.request("GET", "/api/v1/topics")["topics"]:
+        settings = control.request("GET", f"/api/v1/topics/{each['name']}")["config"]
+        residency = settings.get("catchwater.residency") or storage.get("location", "")
+        owner = settings.get("catchwater.owner", "")
+        places.append(Place("topic", each["name"], storage["objects"], owner, residency, key))
+    return places
+
+
+def _places_of(file: Path) -> list[tuple[Place, set[str]]]:
+    """What a pipeline derives, and of which topics."""
+    from catchwater.cli.console import open_here
+    from catchwater.objects.open import KEYS
+    from catchwater.recovery.folder import home_of
+
+    opened = open_here(file)
+    config = opened.config
+    topics = {*config.inputs.values(), *config.tables.values()}
+    topics |= {each.strip() for each in config.source.get("subscribe", "").split(",") if each}
+    key = "sealed" if os.environ.get(KEYS) else "no"
+    owner = f"pipeline {opened.name}"
+    found = [
+        Place("checkpoint", opened.name, str(config.checkpoint), owner),
+        Place("state", opened.name, home_of(config.checkpoint), owner, "", key),
+        Place("savepoints", opened.name, opened.shelf().store.url(), owner, "", key),
+    ]
+    found += [
+        Place("dead letters" if each is config.dead_letter else f"sink {each.kind}", name,
+              each.place, owner)
+        for name, each in config.every_sink.items()
+    ]  # fmt: skip
+    return [(place, topics) for place in found]
+
+
 def _place(trail: Path | None) -> Path:
     from catchwater.audit import files
     from catchwater.cli.trail import folder
-    from catchwater.config import CatchwaterError
 
     place = trail or folder()
     if not place.exists() or (place.is_dir() and not files(place)):

@@ -166,3 +166,22 @@ async def test_a_token_names_its_user_as_at_the_kafka_port(guarded: Broker) -> N
     for token, expected in (("alices", 404), ("others", 401)):
         status, *_ = await call(guarded, "GET", path, authorization=f"Bearer {token}")
         assert status == expected
+
+
+@pytest.mark.parametrize(
+    ("method", "origin", "status"),
+    [
+        ("POST", None, 200),
+        ("POST", "http://localhost:9644", 200),
+        ("POST", "https://evil.example", 403),
+        ("POST", "http://localhost:8080", 403),
+        ("POST", "null", 403),
+        ("GET", "https://evil.example", 405),
+    ],
+)
+async def test_a_page_of_somebody_else_changes_nothing(
+    broker: Broker, method: str, origin: str | None, status: int
+) -> None:
+    headers = {"host": "localhost:9644"} | ({"origin": origin} if origin else {})
+    body = {"bytes": 1, "client_id": "victim"}
+    assert (await call(broker, method, "/api/v1/grants", body, **headers))[0] == status

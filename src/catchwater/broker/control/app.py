@@ -111,7 +111,14 @@ class Health:
         )
 
     async def storage(self, request: Request, caller: Caller) -> Response:
-        return json_reply({"objects": self._log.objects.url()})
+        config = self._broker.config
+        return json_reply(
+            {
+                "objects": self._log.objects.url(),
+                "location": config.catchwater_location,
+                "sealed": bool(config.catchwater_encryption_keys),
+            }
+        )
 
 
 class Topics:

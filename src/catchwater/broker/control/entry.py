@@ -115,6 +115,7 @@ def entry(broker: Broker, path: str, handle: Handle, asks: Asks, method: str = "
 
     async def serve(request: Request) -> Response:
         _check_host(request, names)
+        _check_origin(request)
         host = request.client.host if request.client else ""
         try:
             caller = await _caller(broker, request, asks)
@@ -176,6 +177,16 @@ def _names(broker: Broker) -> frozenset[str]:
         ours.append((listener.advertised or listener.address).host)
     url = urlsplit(broker.control_url).hostname or ""
     return frozenset(map(str.lower, (*more, *ours, url, socket.gethostname(), "localhost", "")))
+
+
+def _check_origin(request: Request) -> None:
+    """Refuse what a browser sends for a page of somebody else, and what changes something."""
+    origin = request.headers.get("origin")
+    if origin is None or request.method in ("GET", "HEAD"):
+        return
+    if urlsplit(origin).netloc.lower() != request.headers.get("host", "").lower():
+        message = "A browser asks for a page that is not of this broker."
+        raise Refusal(403, "FOREIGN_PAGE", message)
 
 
 def _check_host(request: Request, names: frozenset[str]) -> None:
