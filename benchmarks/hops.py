@@ -4,7 +4,8 @@ A profile hook (`sys.setprofile`) notes every call of a function of ours, in eve
 Produce, a Fetch and an EndTxn (of a transaction that wrote to two partitions) to a broker alone,
 from the bytes' arrival until the answer is given to the socket. Each is asked ROUNDS times and the
 shortest way counts, since a broker has work of its own beside. A pipeline's start is followed in
-its driver, from the command line until Spark has been given the query.
+its driver, from the command line until Spark has been given the query: in the main thread and in
+the one that starts Spark, and not in those that report and save beside it.
 
 Counted are files, functions, and moves: calls into another file than the call before. What runs
 only because a module is imported is left out. `--files` names the files, in the order in which they
@@ -66,7 +67,7 @@ class Way(NamedTuple):
         files = [file for file, _ in self.calls]
         return sum(a != b for a, b in itertools.pairwise(files))
 
-    def told(self, name: str) -> str:
+    def in_words(self, name: str) -> str:
         return (
             f"{name}: {len(self.files)} files, {len(set(self.calls))} functions, {self.moves} moves"
         )
@@ -77,9 +78,12 @@ class Recorder:
 
     def __init__(self) -> None:
         self.on = self._until_sent = False
+        self._threads: tuple[str, ...] = ("",)
         self._calls: list[tuple[str, str]] = []
 
-    def install(self) -> None:
+    def install(self, *threads: str) -> None:
+        """Into all threads, or into those whose names begin so."""
+        self._threads = threads or ("",)
         threading.setprofile(self._note)
         sys.setprofile(self._note)
 
@@ -102,6 +106,8 @@ class Recorder:
         if event != "call":
             return
         code = frame.f_code
+        if not threading.current_thread().name.startswith(self._threads):
+            return
         if code.co_filename.startswith(SRC) and not _is_importing(frame):
             self._calls.append((code.co_filename.removeprefix(SRC), code.co_qualname))
 
@@ -282,7 +288,7 @@ def pipeline_start() -> dict[str, Way]:
         create_topic(broker.bootstrap, "hops", 2)
         command = ["pipeline", "run", str(folder / "pipeline.toml"), "--no-supervise", "--quick"]
         sys.argv = ["catchwater", *command]
-        recorder.install()
+        recorder.install("MainThread", "start-spark")
         recorder.begin()
         try:
             main()
@@ -322,7 +328,7 @@ def main() -> None:
             calls = json.loads(into.read_text())
             found |= {name: Way([(f, g) for f, g in each]) for name, each in calls.items()}
     for name, way in found.items():
-        print(way.told(name))
+        print(way.in_words(name))
         if options.files:
             print("".join(f"    {file}\n" for file in way.files), end="")
     print(json.dumps({name: len(way.files) for name, way in found.items()}))
