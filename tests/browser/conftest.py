@@ -11,8 +11,9 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))
 SHAPES = {"desktop": (1280, 900), "phone": (390, 844)}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
+    """Ends with its module: as long as it is there, no test of the process can run a loop."""
     if CHROMIUM is None:
         pytest.skip("no Chromium is installed (apt-get install chromium)")
     playwright = pytest.importorskip("playwright.sync_api")
