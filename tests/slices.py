@@ -26,9 +26,11 @@ GRACE_S = 60.0
 
 NOT_LONG = frozenset(
     "help setup style format types tidy unit test check docs lock clean demo slice hops".split()
-    + "drill bench bench-functions bench-replay".split()
+    + "drill bench bench-functions bench-replay cluster".split()
 )
-"""Targets of the Makefile that are no long form of the tests: all others stand in a slice."""
+"""Targets of the Makefile that are no long form of the tests, or a slice themselves (`cluster`): all
+others stand in a slice.
+"""
 
 
 class Slice(NamedTuple):
@@ -55,7 +57,7 @@ SLICES: dict[str, Slice] = {
     "slow-sinks": Slice((_slow("tests/conformance/test_[k-z]*.py"),)),
     "slow-clients": Slice((_slow("tests/conformance/clients"),), _JDK),
     "slow-kafkas": Slice((_slow(*_e2e("old_kafkas", "secured_pipeline")),)),
-    "cluster": Slice((("make", "cluster"),), ("ip:iproute2",)),
+    "cluster": Slice((_slow(*_e2e("hosts", "cluster")),), ("ip:iproute2",)),
     "slow-operators": Slice((_slow(*_e2e("operators")),)),
     "slow-operator-lives": Slice((_slow(*_e2e("operator_lives")),)),
     "slow-states": Slice((_slow(*_e2e("large_state", "peak", "state_faults")),)),
