@@ -28,8 +28,8 @@ NOT_LONG = frozenset(
     "help setup style format types tidy unit test check docs lock clean demo slice hops".split()
     + "drill bench bench-functions bench-replay cluster".split()
 )
-"""Targets of the Makefile that are no long form of the tests, or a slice themselves (`cluster`): all
-others stand in a slice.
+"""Targets of the Makefile that are no long form of the tests, or a slice of that name (`cluster`):
+all others stand in a slice.
 """
 
 
