@@ -72,7 +72,7 @@ SLICES: dict[str, Slice] = {
     ),
     "slow-sink-away": Slice((_slow(*_e2e("slow_sink")),)),
     "slow-examples": Slice(
-        (_slow("examples", *_e2e("examples", "demo", "backfill", "history_corpus")),)
+        (_slow("examples", *_e2e("examples", "demo", "dev", "backfill", "history_corpus")),)
     ),
     "drills": Slice((_slow(*_e2e("drills")),)),
     "drills-worse": Slice((_slow(*_e2e("drills_worse")),)),
