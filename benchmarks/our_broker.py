@@ -40,6 +40,7 @@ def catchwater_broker(command: Sequence[str | Path] = (), **settings: str) -> It
         **{name.replace("_", "."): value for name, value in settings.items()},
     }
     config = folder / "server.properties"
+    config.touch(0o600)  # the URL of a catalog may hold a password
     config.write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
     program = command or [Path(sys.executable).with_name("catchwater")]
     log = folder / "broker.log"

@@ -8,6 +8,7 @@ import struct
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,12 @@ from tests.conftest import until
 from catchwater.audit import AUDIT_TOPIC, lines_of, verify
 from catchwater.broker.access import Rule, change, with_rule, with_user, without_rules
 from catchwater.broker.gate import ResourceType
+from catchwater.config import CatchwaterError
 from catchwater.replay.control import Control, logged_in
 from catchwater.replay.options import parse_options
 from catchwater.replay.plan import Wanted
 from catchwater.replay.source import BatchReader
+from catchwater.wire.arrow import encode_batch
 from catchwater.wire.client import Client, TopicDenied
 from catchwater.wire.security.sasl import LoginFailed
 from catchwater.wire.security.verifiers import verifiers
@@ -355,3 +358,46 @@ def test_what_is_refused_and_changed_is_in_the_trail_and_in_its_topic(secured: S
         }
     consumer.close()
     assert "CreateTopics" in found
+
+
+def test_no_secret_and_nothing_of_a_record_is_said(secured: Secured, tmp_path: Path) -> None:
+    """Markers as key, value, header and password, some of them where something is refused."""
+    marks = {
+        "key": "mark-k-11",
+        "value": "mark-v-22",
+        "password": "mark-p-33",
+        "header": "mark-h-44",
+    }
+    settings = secured.settings("alice")
+    producer = Producer(settings | {"message.timeout.ms": str(int(DEADLINE_S * 1000))})
+    for topic in ("alices-said", "not-hers"):
+        producer.produce(topic, marks["value"], marks["key"], headers={"h": marks["header"]})
+    assert producer.flush(DEADLINE_S) == 0
+    broken = encode_batch([(marks["key"].encode(), marks["value"].encode(), 1, ())])
+    with Client(secured.bootstrap, security=_security(settings), timeout_s=5.0) as client:
+        with suppress(CatchwaterError):
+            client.produce([(("alices-said", 0), broken[:-1] + b"\x00")])
+    for mechanism in ("PLAIN", "SCRAM-SHA-512"):
+        wrong = secured.settings("alice", mechanism, **{"sasl.password": marks["password"]})
+        with pytest.raises(KafkaException):
+            AdminClient(wrong).list_topics(timeout=1)
+    url = logged_in(secured.broker.control_url, "alice", marks["password"])
+    with pytest.raises(CatchwaterError):
+        Control(url, timeout_s=5.0).pins()
+    assert secured.broker.process is not None
+    process = Path("/proc") / str(secured.broker.process.pid)
+    said = {
+        "log": secured.broker.stderr_file.read_bytes(),
+        "command line": (process / "cmdline").read_bytes(),
+        "audit": b"".join(data for _, data in lines_of(secured.broker.data_dir / "audit")),
+        "access": secured.access.read_bytes(),
+    }
+    assert said["log"] and said["command line"] and said["audit"]
+    found = [(what, where) for what, mark in marks.items() for where, text in said.items()
+             if mark.encode() in text]  # fmt: skip
+    assert not found
+
+
+def _security(settings: dict[str, str]) -> Any:
+    options = {f"kafka.{key}": value for key, value in settings.items()}
+    return parse_options(options | {"subscribe": "t"}).security

@@ -18,6 +18,7 @@ import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
+from operator import ne
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -258,6 +259,8 @@ class Look(NamedTuple):
     resource: Resource
     operation: Operation
     see: Callable[[], Awaitable[Any]]
+    tells: Callable[[Any, Any], bool] = ne
+    """Of before and after: whether it is worth a line."""
 
 
 Looks = Callable[["Broker", Any], Iterable[Look]]
@@ -366,6 +369,21 @@ def _group(broker: "Broker", name: str) -> Look:
     return Look(Resource(ResourceType.GROUP, name), Operation.DELETE, see)
 
 
+def _reset(broker: "Broker", request: Any) -> Iterable[Look]:
+    """A group's positions, where they are set from outside (`kafka-consumer-groups`).
+
+    Consumers that belong to no group's protocol commit in the same way: only what goes back tells.
+    """
+    if not request.member_id and not getattr(request, "group_instance_id", None):
+        look = _group(broker, request.group_id)
+        yield look._replace(operation=Operation.READ, tells=_goes_back)
+
+
+def _goes_back(before: Any, after: Any) -> bool:
+    had, has = before or {}, after or {}
+    return any(has.get(place, offset) < offset for place, offset in had.items())
+
+
 def _access(broker: "Broker", request: Any) -> Iterable[Look]:
     async def see() -> Any:
         guard = broker.guard
@@ -383,6 +401,7 @@ def _access(broker: "Broker", request: Any) -> Iterable[Look]:
 
 
 LOOKS: Mapping[int, Looks] = {
+    8: _reset,
     19: _of_topics(Operation.CREATE, "topics"),
     20: _deleted_topics,
     21: _starts,

@@ -265,7 +265,7 @@ async def _answer_audited(
     before = await seen(looks)
     fields = await _answer_behind(gate, broker, api, call, request)
     for look, was, is_ in zip(looks, before, await seen(looks), strict=True):
-        if was != is_:
+        if look.tells(was, is_):
             was, is_ = differences(was, is_)
             audit.note(
                 *("action", call.client, api.name, shown(look.resource)),

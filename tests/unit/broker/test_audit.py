@@ -196,6 +196,36 @@ def test_what_was_there_before_and_after_stands_in_a_line(audited: Audited) -> N
     asyncio.run(scenario())
 
 
+def test_positions_that_are_set_back_from_outside_are_a_line(audited: Audited) -> None:
+    from kio.schema.offset_commit.v8.request import (
+        OffsetCommitRequest,
+        OffsetCommitRequestPartition,
+        OffsetCommitRequestTopic,
+    )
+
+    async def commit(offset: int) -> None:
+        partition = OffsetCommitRequestPartition(
+            partition_index=i32(0), committed_offset=i64(offset), committed_metadata=None
+        )
+        topic = OffsetCommitRequestTopic(name="payments", partitions=(partition,))
+        reply = await audited.client.send(
+            OffsetCommitRequest(
+                group_id="g", generation_id_or_member_epoch=i32(-1), member_id="", topics=(topic,)
+            )
+        )
+        assert not reply.topics[0].partitions[0].error_code
+
+    async def scenario() -> None:
+        await audited.broker.log.create_topic("payments", 1)
+        for offset in (5, 7, 2):
+            await commit(offset)
+        (line,) = await audited.lines()
+        assert (line.action, line.resource) == ("OffsetCommit", "GROUP g")
+        assert (line.before, line.after) == ({"payments-0": 7}, {"payments-0": 2})
+
+    asyncio.run(scenario())
+
+
 def test_a_refusal_names_who_what_and_the_rule(audited: Audited, tmp_path: Path) -> None:
     async def scenario() -> None:
         audited.guard(
