@@ -32,6 +32,7 @@ from catchwater.objects.base import (
     ObjectStore,
     Part,
     StoreError,
+    check_key,
     check_range,
 )
 from catchwater.objects.keys import KEY_BYTES, Keys, KeyWrong
@@ -157,7 +158,7 @@ class SealedStore:
             yield ObjectInfo(info.key, plain_bytes(info.size_bytes), info.modified_ms)
 
     def url(self, key: str = "", part: Part | None = None) -> str:
-        return f"sealed:{key}" if key else self._store.url()
+        return f"sealed:{check_key(key)}" if key else self._store.url()
 
     def _look(self, key: str) -> _Sealed | None:
         """What the object's header says; None: it is not sealed."""

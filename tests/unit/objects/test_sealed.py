@@ -12,6 +12,7 @@ from catchwater.clock import ManualClock
 from catchwater.config import ConfigError
 from catchwater.objects import open as opening
 from catchwater.objects.base import (
+    BadKey,
     ObjectExists,
     ObjectMissing,
     ObjectStore,
@@ -29,6 +30,7 @@ from catchwater.objects.sealed import (
     SealedStore,
     check_keys,
 )
+from catchwater.objects.urls import read_range
 
 MARKER = b"marker-8f3a"
 SIZES = [0, 1, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 3 * BLOCK_BYTES, 200_001]
@@ -180,6 +182,15 @@ def test_objects_from_before_are_read_as_they_are(store: SealedStore, inner: Mem
     assert (store.get("old"), store.size("old")) == (b"plain text", 10)
     assert store.get_range("old", 6, 4) == b"text"
     assert store.get_upto("old", 6, 100) == b"text"
+
+
+def test_its_urls_grant_nothing_and_name_one_object(store: SealedStore) -> None:
+    assert store.url("a/b") == "sealed:a/b"
+    assert store.url().startswith("memory:")
+    with pytest.raises(BadKey):
+        store.url("../a")
+    with pytest.raises(StoreError, match="is encrypted, and only a broker has its key"):
+        read_range(store.url("a/b"), 0, 1)
 
 
 # --- Keys
