@@ -56,7 +56,11 @@ def properties(
         lines["log.flush.interval.messages"] = "1"
     if stamp_on_append:
         lines["log.message.timestamp.type"] = "LogAppendTime"
-    lines |= settings
+    ports = {"{port}": str(port), "{controller}": str(controller)}
+    for name, value in settings.items():
+        for word, number in ports.items():
+            value = value.replace(word, number)
+        lines[name] = value
     return "".join(f"{name}={value}\n" for name, value in lines.items())
 
 
@@ -78,7 +82,10 @@ def apache_kafka(
     flush_every_message: bool = False,
     stamp_on_append: bool = False,
 ) -> Iterator[tuple[str, int]]:
-    """Yields (bootstrap servers, pid of the broker's process); settings are the broker's."""
+    """Yields (bootstrap servers, pid of the broker's process); settings are the broker's.
+
+    In their values {port} and {controller} are the ports that it has on loopback.
+    """
     folder = Path(tempfile.mkdtemp(prefix="apache-kafka-"))
     port, controller = free_port(), free_port()
     config = folder / "server.properties"

@@ -56,9 +56,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m conformance.differ", description=__doc__)
     parser.add_argument("--api", default="*", help="a name as Kafka writes it, or a pattern")
     parser.add_argument("--case", default="*", help="a name, or a pattern")
+    parser.add_argument(
+        "--security", action="store_true", help="who may do what, instead: users under rules"
+    )
     parser.add_argument("--kafka", help="the address of one that runs already")
     parser.add_argument("--ours", help="the address of one that runs already")
     asked = parser.parse_args()
+    if asked.security:
+        from conformance.differ import security
+
+        return security.compare(asked.api)
     with contextlib.ExitStack() as stack:
         kafka = Broker(asked.kafka or stack.enter_context(target("kafka")))
         ours = Broker(asked.ours or stack.enter_context(target("catchwater")))

@@ -39,16 +39,23 @@ class Broker:
 
     def ask(self, api_key: int, version: int, fields: Mapping[str, Any]) -> Any:
         """The reply, or a word for why there is none."""
-        if self._connection is None:
-            self._connection = Connection(*self._address, timeout_s=TIMEOUT_S, clock=Clock())
+        return self.send(request(api_key, version, fields))
+
+    def send(self, message: Any) -> Any:
+        """As `ask`, of a whole request."""
         try:
-            return ask(self._connection, "differ", request(api_key, version, fields))
+            if self._connection is None:
+                self._connection = self._connected()
+            return ask(self._connection, "differ", message)
         except ConnectionLost as lost:
             self.close()
             return "silent" if "timed out" in str(lost) else "closed"
         except MalformedMessage as malformed:
             self.close()
             return f"malformed: {malformed}"
+
+    def _connected(self) -> Connection:
+        return Connection(*self._address, timeout_s=TIMEOUT_S, clock=Clock())
 
     def close(self) -> None:
         if self._connection is not None:

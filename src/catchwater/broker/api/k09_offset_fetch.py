@@ -112,7 +112,9 @@ def _asked(broker: Broker, call: Call, wanted: Any) -> _Topic:
 
 
 def _nothing(version: int, group: Any, error: ErrorCode) -> dict[str, Any]:
-    """An error of the whole group, repeated at its partitions: v1 has no other place for it."""
+    """An error of the whole group; v1 has no other place for it than the partitions."""
+    if version > 1:
+        return {"error_code": error, "topics": ()}
     topics = [
         {
             **_named(version, getattr(topic, "name", None), getattr(topic, "topic_id", None)),

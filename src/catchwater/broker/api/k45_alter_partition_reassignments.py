@@ -49,10 +49,25 @@ def _answer(broker: Broker, call: Call, name: str, wanted: Any) -> dict[str, Any
     )
 
 
+def _refuse(call: Call, request: Any, error: ErrorCode) -> Fields:
+    responses = [
+        {
+            "name": topic.name,
+            "partitions": [
+                {"partition_index": each.partition_index, **error_fields(error)}
+                for each in topic.partitions
+            ],
+        }
+        for topic in request.topics
+    ]
+    return error_fields(error) | {"responses": responses}
+
+
 API = Api(
     45,
     "AlterPartitionReassignments",
     range(0, 2),
     handle,
+    refuse=_refuse,
     asks=[Whole(Operation.ALTER, the_cluster)],
 )

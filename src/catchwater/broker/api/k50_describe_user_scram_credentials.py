@@ -52,7 +52,8 @@ def _result(name: str, times: int, kept: Verifiers | None) -> Fields:
 
 
 def _refuse(call: Call, request: Any, error: ErrorCode) -> Fields:
-    return error_fields(error) | {"results": ()}
+    results = [{"user": user.name, **error_fields(error)} for user in request.users or ()]
+    return error_fields(error) | {"results": results}
 
 
 API = Api(
