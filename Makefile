@@ -73,7 +73,7 @@ conformance: $(STAMP) ## eight Kafka clients through the same steps (CLIENT=java
 suites: $(STAMP) ## test suites that others wrote, against a fresh broker each (SUITE="kafka_python command_line" AGAINST=catchwater|kafka)
 	$(BIN)/python -m conformance.suites $(addprefix --suite ,$(SUITE)) --against $(or $(AGAINST),catchwater)
 
-differences: $(STAMP) ## the same raw requests to Apache Kafka and to us, replies compared field by field (ARGS="--api Fetch")
+differences: $(STAMP) ## the same raw requests to Apache Kafka and to us, replies compared field by field (ARGS="--api Fetch", ARGS=--security)
 	$(BIN)/python -m conformance.differ $(ARGS)
 
 chaos: $(STAMP)  ## three brokers over PostgreSQL and S3, MINUTES of kills, pauses and failing stores (SEED=, WAL=)
