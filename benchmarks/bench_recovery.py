@@ -10,6 +10,7 @@ is there that was sent behind everything else, or until the command is done.
 Peers have no way back to an earlier state and no backfill: what one does there is to read the topic
 again from its start, under another name and with no state, into another topic; so that figure
 stands beside rewind, backfill and rebuild, without the change of its readers to the new topic.
+A peer's takeover waits until the group's session of the killed one is over, 45 s unless it is set.
 Ours writes each alert once, the peers at least once. PEERS="streams quix", KEYS, EVENTS and ROUNDS
 have their defaults below.
 """
