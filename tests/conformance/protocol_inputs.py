@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from kio.index import load_request_schema
 from kio.schema.errors import ErrorCode as KioErrorCode
 
+from catchwater.broker import acls
 from catchwater.broker.router import APIS
 from catchwater.wire.arrow import encode_batch
 from catchwater.wire.codecs import Codec
@@ -33,7 +34,6 @@ TOPICS = ("fuzz-a", "fuzz-b")
 TOPIC_IDS = {name: UUID(bytes=name.encode().ljust(16, b"\x77")) for name in TOPICS}
 """What stands for the ids of these topics."""
 CORRELATION_ID = 7
-DESCRIBE_ACLS = 29
 HUGE_BYTES = 2**18
 """A larger one may have more elements than are taken, and is refused then."""
 DAMAGED = 15
@@ -104,24 +104,21 @@ def requests(api_key: int, version: int) -> st.SearchStrategy[bytes]:
     """A well-formed request with its header, without its size."""
     client_ids = st.one_of(st.none(), st.sampled_from(_NAMES))
     entities = _entity(load_request_schema(api_key, version))
-    if api_key == DESCRIBE_ACLS:
-        entities = entities.filter(_is_answered)
     return st.tuples(client_ids, entities).map(
         lambda drawn: b"".join(encode_request(CORRELATION_ID, *drawn))
     )
-
-
-def _is_answered(filters: Any) -> bool:
-    """Whether none of a DescribeAcls' filters is UNKNOWN, which closes the connection."""
-    kinds = (filters.resource_type_filter, getattr(filters, "pattern_type_filter", None))
-    return 0 not in (*kinds, filters.operation, filters.permission_type)
 
 
 # The grammar: one strategy for each type of Kafka's message descriptions.
 
 
 def _entity(entity: type) -> st.SearchStrategy[Any]:
-    return st.builds(entity, **{field.name: _field(field) for field in fields(entity)})
+    known = _ACL_NUMBERS if "_acls." in entity.__module__ else {}
+    values = {
+        each.name: known[each.name] if each.name in known else _field(each)
+        for each in fields(entity)
+    }
+    return st.builds(entity, **values)
 
 
 def _field(field: Any) -> st.SearchStrategy[Any]:
@@ -204,6 +201,7 @@ _VALUES: dict[str, st.SearchStrategy[Any]] = {
     "uint16": st.integers(0, 2**16 - 1),
     "int32": _integers(32),
     "int64": _integers(64),
+    "float64": st.floats(),  # NaN and infinity too
     "string": st.one_of(st.sampled_from(TOPICS), st.sampled_from(_NAMES), st.text(max_size=12)),
     "bytes": st.one_of(st.binary(max_size=20), st.just(b"\xff" * 70_000)),
     "records": _RECORDS,
@@ -214,6 +212,19 @@ _VALUES: dict[str, st.SearchStrategy[Any]] = {
         lambda ms: timedelta(milliseconds=ms)
     ),
 }
+
+_ACL_NUMBERS: dict[str, st.SearchStrategy[int]] = {
+    name: st.integers(1, len(words) - 1)
+    for name, words in {
+        "resource_type_filter": acls.TYPES,
+        "resource_type": acls.TYPES,
+        "pattern_type_filter": acls.PATTERNS,
+        "resource_pattern_type": acls.PATTERNS,
+        "operation": acls.OPERATIONS,
+        "permission_type": acls.PERMISSIONS,
+    }.items()
+}
+"""One that is UNKNOWN closes the connection, at Apache Kafka too."""
 
 
 # Damage: what no client sends.

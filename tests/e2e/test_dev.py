@@ -6,6 +6,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,17 @@ class Dev:
             assert self.process.poll() is None and time.monotonic() < deadline, self.said
             time.sleep(0.05)
 
+    def close(self) -> None:
+        """End it, if it has not ended, and its pipes."""
+        self.process.kill()
+        self.process.wait()
+        self.until_nothing_is_left()  # each of them holds the other end of what is read
+        self._reader.join(PATIENCE_S)
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            with suppress(BrokenPipeError):
+                pipe.close()
+
     def left(self) -> list[str]:
         """The processes that it has started and that still live."""
         found = []
@@ -91,9 +103,7 @@ def dev(tmp_path: Path) -> Iterator[Callable[[], Dev]]:
 
     yield start
     for each in started:
-        each.process.kill()
-        each.process.wait()
-        each.until_nothing_is_left()
+        each.close()
 
 
 def test_a_days_work_and_its_two_ends(dev: Callable[[], Dev]) -> None:

@@ -221,6 +221,7 @@ def _here() -> Iterator[None]:
         patched.setattr(
             run, "start_query", lambda _, pipeline, chain, writer: HereQuery(pipeline, writer)
         )
+        patched.setattr(run.session, "collected_ms", lambda _: lambda: 0.0)  # there is no JVM
         yield
 
 

@@ -9,6 +9,8 @@ from msgspec.structs import replace
 
 from catchwater.broker.metrics import Metrics
 from catchwater.cli.diagnose import _broker
+from catchwater.log.read.reader import ReadCounts
+from catchwater.log.write.writer import Written
 from catchwater.objects.retry import RequestCounts
 from catchwater.recovery.ledger import Ledger
 
@@ -53,7 +55,7 @@ def test_a_pipeline_that_never_ran_has_nothing_to_say(catchwater: Any, tmp_path:
 @pytest.mark.parametrize(("seconds", "p99_s"), [(0.004, 0.005), (0.4, 0.5), (60.0, float("inf"))])
 def test_a_brokers_page_is_read(seconds: float, p99_s: float) -> None:
     metrics, counts = Metrics(), RequestCounts()
-    metrics.show_store(counts)
+    metrics.show(counts, ReadCounts(), Written())
     assert _broker(metrics.page().decode()).wal_p99_s is None
     for _ in range(100):
         metrics.wal_fsync_seconds.observe(seconds)
