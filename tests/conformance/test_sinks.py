@@ -5,6 +5,7 @@ process itself (a fork that leaves without a word) at every step. After each, th
 and committed again, as Spark does it, and a plain reader finds every output once.
 """
 
+import gc
 import multiprocessing
 import os
 import random
@@ -296,6 +297,7 @@ def kill_fork(target: Target, epoch: int, point: tuple[int, bool]) -> int:
     """The exit code of a fork of this process that dies at this point of its commit."""
     child = os.fork()
     if child == 0:
+        gc.disable()  # what other tests left may belong to threads that the fork has not
         commit_and_die(target, epoch, point)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
