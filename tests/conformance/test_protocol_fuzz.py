@@ -219,7 +219,12 @@ def make_topics(broker: BrokerProcess) -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def broker(make_broker: Callable[..., BrokerProcess]) -> Iterator[BrokerProcess]:
     """With a small cache: the bystander's own records, up to 256 MB of them, are no growth."""
-    process = make_broker({"catchwater.cache.bytes": str(4 * 2**20)})
+    process = make_broker({
+        "catchwater.cache.bytes": str(4 * 2**20),
+        # Most inputs end their connection, and a fast machine sends hundreds a second.
+        "max.connection.creation.rate": "100000",
+        "catchwater.max.connection.creation.rate.per.ip": "100000",
+    })  # fmt: skip
     yield process
     process.kill()
 
