@@ -195,6 +195,7 @@ class BrokerConfig:
     catchwater_metrics_max_lags: int = 20_000
     catchwater_metrics_max_groups: int = 1_000
     catchwater_group_max_staleness: str = ""
+    catchwater_traces_every: int = 0
     catchwater_control_protocol: str = "http"
     """Of `catchwater.control.listener`, in the same way."""
     catchwater_control_hosts: str = ""

@@ -135,6 +135,24 @@ class Drilled(msgspec.Struct, frozen=True):
     """When it last passed."""
 
 
+class Restored(msgspec.Struct, frozen=True):
+    """One restore that was measured, from the failure until caught up."""
+
+    ended_ms: int
+    """0: not known."""
+    measured_s: float
+    estimated_s: float | None
+    """What the newest contract before the failure had said; None: nothing."""
+    noticed_s: float | None = None
+    """From the last sign of life to its detection; None: not known."""
+    started_s: float = 0.0
+    """From the detection to the first epoch."""
+    state_s: float = 0.0
+    """Rebuilding state."""
+    input_s: float = 0.0
+    """Reading input again."""
+
+
 class PipelineStatus(msgspec.Struct, frozen=True):
     """All there is to say of a pipeline. Times of day are milliseconds since 1970."""
 
@@ -176,6 +194,8 @@ class PipelineStatus(msgspec.Struct, frozen=True):
     catching_up: dict[str, Any] | None = None
     drills: list[Drilled] = []
     """Of drills whose results lie in the folder `drills` beside the pipeline's file."""
+    restores: list[Restored] = []
+    """The newest that were measured, oldest first."""
     problems: list[str] = []
     format: int = FORMAT
 

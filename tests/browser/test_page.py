@@ -22,6 +22,7 @@ from catchwater.wire.client import Client
 
 PAGES = [
     "/", "/pipelines/card-risk", "/topics", "/topics/payments", "/groups", "/groups/billing",
+    "/reset/billing", "/reset/billing?to=earliest", "/reset/billing?to=soon",
     "/transactions", "/brokers", "/drills", "/timeline", "/audit",
 ]  # fmt: skip
 
@@ -166,6 +167,31 @@ def test_what_is_not_there_is_said_on_a_page(broker: BrokerProcess, chromium: An
     with Client(broker.bootstrap, timeout_s=60) as client:
         client.create_topics({"none": 1})
     page.wait_for_selector("#panel-partitions", timeout=60_000)
+    page.close()
+
+
+def test_a_group_is_moved_once_it_was_shown_what_that_does(
+    broker: BrokerProcess, chromium: Any
+) -> None:
+    with Client(broker.bootstrap, timeout_s=60) as client:
+        client.commit("moved", {("payments", 0): 40})
+    page = chromium.new_page(viewport={"width": 390, "height": 844})
+    page.goto(broker.control_url + "/groups/moved")
+    page.fill("input[name=to]", "earliest")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/reset/moved?to=earliest*")
+    assert "40 records read again" in page.inner_text("#panel-moves")
+    with Client(broker.bootstrap, timeout_s=60) as client:
+        assert client.committed("moved") == {("payments", 0): 40}
+        client.commit("moved", {("payments", 0): 50})
+    page.click("button[data-post]")
+    page.wait_for_selector("output:has-text('has moved in payments-0 meanwhile')")
+    page.get_by_role("button", name="Show what it would do").click()
+    page.wait_for_selector("#panel-moves :text('50 records read again')")
+    page.click("button[data-post]")
+    page.wait_for_url("**/groups/moved")
+    with Client(broker.bootstrap, timeout_s=60) as client:
+        assert client.committed("moved")["payments", 0] == 0
     page.close()
 
 

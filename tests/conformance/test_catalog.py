@@ -332,6 +332,20 @@ def test_runs_are_replaced_only_when_all_of_them_are_still_there(open_catalog: O
     assert catalog.storage(T1) == [StorageRow(0, 0, 15, 1)]
 
 
+def test_the_oldest_chunk_is_one_in_which_something_is_not_packed(open_catalog: Open) -> None:
+    catalog = with_topic(open_catalog)
+    assert catalog.oldest_chunk_ms() is None
+    put(catalog, chunk(0, 4))
+    later = ObjectRow("wal/00000000000000000002.wal", "chunk", "live", 5, 9)
+    run = RunRow(T1, 0, 5, 9, later.key, 0, 5, -1, 5)
+    put(catalog, replace(chunk(5, 9), runs=[run], objects=[later]))
+    assert catalog.oldest_chunk_ms() == 5
+    segment = ObjectRow("segments/a.seg", "segment", "live", 20, 1)
+    packed = RunRow(T1, 0, 0, 4, segment.key, 0, 5, -1, 5)
+    catalog.replace_runs(catalog.runs(KEY, 0)[:1], [packed], [segment]).result(5)
+    assert catalog.oldest_chunk_ms() == 9
+
+
 def test_replaced_runs_that_are_smaller_shrink_their_partition(open_catalog: Open) -> None:
     catalog = with_topic(open_catalog)
     for n in range(3):

@@ -11,6 +11,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,8 +30,9 @@ OK = {"state": "ok", "reason": "Fine.", "next": "catchwater"}
 RESTING = {
     "audited_total", "batches_refused_total", "consumer_lag_records", "consumer_lags_left_out",
     "group_lag_records", "group_max_staleness_seconds", "group_members", "partitions", "pins",
-    "pipeline_verdict", "replay_granted_bytes_total", "replay_throttled_seconds_total",
-    "txn_errors_total", "txn_open", "brokers",
+    "pipeline_verdict", "planned_bytes_total", "replay_granted_bytes_total",
+    "replay_throttled_seconds_total", "txn_errors_total", "txn_open", "brokers",
+    "lagging_bytes_total", "retries_total", "throttled_seconds_total",
 }  # fmt: skip
 """What stands still unless its own fault is there."""
 
@@ -128,6 +130,14 @@ class World:
         for _ in range(3):
             self.control.grant(10_000_000)
 
+    def plan(self) -> None:
+        ranges = [{"partition": 0, "start": 0, "end": 9}]
+        self.control.request("POST", "/api/v1/plans", {"topic": "t", "ranges": ranges})
+
+    def stay_connected(self) -> None:
+        address = ("127.0.0.1", self.broker.port)
+        self.kept.append(socket.create_connection(address, PATIENCE_S))
+
     def hold_up(self) -> None:
         os.kill(self.broker.process.pid, signal.SIGSTOP)
         time.sleep(2.5)
@@ -150,7 +160,10 @@ FAULTS: list[tuple[Callable[[World], None], set[str]]] = [
     (World.create_a_topic, {"partitions"}),
     (World.append, {"appended_bytes_total", "written_bytes_total", "bytes_in_total",
                     "bytes_out_total", "tail_reads_total", "wal_fsync_seconds_count",
-                    "request_seconds_count", "request_queue_seconds_count"}),
+                    "request_seconds_count", "request_queue_seconds_count",
+                    "wal_age_seconds"}),
+    (World.plan, {"planned_bytes_total"}),
+    (World.stay_connected, {"connections"}),
     (World.break_a_batch, {"batches_refused_total"}),
     (World.fall_behind, LAG | {"commit_latency_seconds_count", "group_max_staleness_seconds"}),
     (World.join, {"group_members"}),
@@ -163,6 +176,20 @@ FAULTS: list[tuple[Callable[[World], None], set[str]]] = [
      {"replay_granted_bytes_total", "replay_throttled_seconds_total"}),
     (World.hold_up, {"loop_lag_seconds_sum"}),
 ]  # fmt: skip
+
+
+ELSEWHERE = {
+    "audited": "tests/unit/broker/test_audit.py",
+    "brokers": "tests/unit/broker/test_metrics.py",
+    "consumer_lags_left_out": "tests/unit/broker/test_metrics.py",
+    "lagging_bytes": "tests/unit/broker/test_client_quotas.py",
+    "object_store_request_seconds": "tests/unit/broker/test_metrics.py",
+    "object_store_requests": "tests/unit/broker/test_metrics.py",
+    "retries": "tests/unit/broker/test_metrics.py",
+    "throttled_seconds": "tests/unit/broker/test_client_quotas.py",
+    "wal_unflushed_bytes": "tests/unit/broker/test_metrics.py",
+}
+"""Metrics whose fault needs another broker than the one here, and the test that brings it about."""
 
 
 @pytest.fixture(scope="module")
@@ -193,6 +220,19 @@ def test_each_metric_moves_under_its_own_fault_and_rests_under_others(world: Wor
     held_up = {key: value for key, value in world.values().items() if "loop_lag" in key[0]}
     [late] = [v for (name, labels), v in held_up.items() if ("le", "1.0") in labels]
     assert late < held_up["catchwater_loop_lag_seconds_count", ()], "it was 2.5 s late once"
+
+
+def test_every_metric_of_a_broker_has_its_fault(world: World) -> None:
+    url = f"{world.broker.control_url}/metrics"
+    with urllib.request.urlopen(url, timeout=PATIENCE_S) as reply:
+        families = text_string_to_metric_families(reply.read().decode())
+    names = {family.name.removeprefix("catchwater_") for family in families}
+    own = {name for name in names if not name.startswith("process_")}
+    tested = set[str]().union(*(each[1] for each in FAULTS))
+    here = {name for name in own if any(each.startswith(name) for each in tested)}
+    assert own - here == set(ELSEWHERE)
+    for name, path in ELSEWHERE.items():
+        assert f"catchwater_{name}" in (Path(__file__).parents[2] / path).read_text(), name
 
 
 def test_reads_of_what_memory_has_lost_are_counted_as_such(world: World) -> None:

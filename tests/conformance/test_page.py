@@ -9,13 +9,16 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
+from confluent_kafka import Consumer
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.conftest import BrokerProcess, until
 
 from catchwater.broker.access import Rule, change, with_rule, with_user
 from catchwater.broker.gate import ResourceType
+from catchwater.wire.arrow import encode_batch
 from catchwater.wire.client import Client
 from catchwater.wire.security.verifiers import verifiers
 
@@ -204,3 +207,168 @@ def test_our_files_need_no_login_and_stay_for_ever(guarded: BrokerProcess) -> No
     assert get(guarded, "/static/..%2Fpages.py", "*/*")[0] == 404
     folder = Path(__file__).parents[2] / "src/catchwater/web/static"
     assert body == (folder / "page.css").read_bytes()
+
+
+# --- a group is moved ----------------------------------------------------------------------------
+
+
+def post(
+    broker: BrokerProcess, path: str, body: Any, login: str = "", **headers: str
+) -> tuple[int, Any]:
+    headers = {"content-type": "application/json"} | {
+        name.replace("_", "-"): value for name, value in headers.items()
+    }
+    if login:
+        headers["authorization"] = "Basic " + base64.b64encode(login.encode()).decode()
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    request = urllib.request.Request(broker.control_url + path, data, headers, method="POST")
+    try:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as reply:
+            return reply.status, json.load(reply)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+RESET = "/api/v1/groups/movers/reset"
+
+
+@pytest.fixture
+def movers(broker: BrokerProcess) -> Client:
+    """A group that stands at 3 of 10 records in one partition, and nowhere in the other."""
+    with Client(broker.bootstrap, timeout_s=PATIENCE_S) as client:
+        if "moves" not in client.metadata().topics():
+            client.create_topics({"moves": 2})
+            records = [(None, b"x", 1_000_000 + at, []) for at in range(10)]
+            for record in records:
+                client.produce([(("moves", 0), encode_batch([record]))])
+        client.commit("movers", {("moves", 0): 3})
+        return client
+
+
+def stands(broker: BrokerProcess, group: str = "movers") -> dict[tuple[str, int], int]:
+    with Client(broker.bootstrap, timeout_s=PATIENCE_S) as client:
+        return dict(client.committed(group))
+
+
+@pytest.mark.parametrize(
+    ("to", "goals"),
+    [
+        ("earliest", [0, 0]),
+        ("latest", [10, 0]),
+        ("1970-01-01T00:16:40.004Z", [4, 0]),
+        ("1m ago", [10, 0]),
+        ("current", [3]),
+    ],
+)
+def test_a_dry_run_says_where_a_group_would_go_on_and_changes_nothing(
+    broker: BrokerProcess, movers: Client, to: str, goals: list[int]
+) -> None:
+    status, _, body = get(broker, f"{RESET}?{urlencode({'to': to})}")
+    assert status == 200, body
+    moves = json.loads(body)["moves"]
+    assert [each["to"] for each in moves] == goals
+    assert (moves[0]["from"], moves[0]["again"]) == (3, 3 - goals[0])
+    assert stands(broker) == {("moves", 0): 3}
+
+
+def test_what_was_shown_is_done_and_once_only(broker: BrokerProcess, movers: Client) -> None:
+    _, _, body = get(broker, f"{RESET}?to=earliest&topic=moves:0")
+    shown = {"moves": json.loads(body)["moves"]}
+    assert post(broker, RESET, shown) == (200, {"group": "movers", "moved": 1})
+    assert stands(broker)["moves", 0] == 0
+    status, said = post(broker, RESET, shown)
+    assert (status, said["error"]) == (409, "GROUP_HAS_MOVED")
+    assert said["hint"] == "Show again what it would do."
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "error"),
+    [
+        ("to=soon", 400, "BAD_GOAL"),
+        ("to=", 400, "BAD_GOAL"),
+        ("to=2026-03-01T12:00:00", 400, "BAD_GOAL"),
+        ("to=11", 409, "NO_SUCH_POSITION"),
+        ("to=earliest&topic=none", 404, "NO_POSITIONS"),
+        ("to=earliest&topic=moves:7", 404, "NO_POSITIONS"),
+        ("to=earliest&topic=moves:x", 400, "BAD_GOAL"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_reason(
+    broker: BrokerProcess, movers: Client, query: str, status: int, error: str
+) -> None:
+    found, _, body = get(broker, f"{RESET}?{query}")
+    assert (found, json.loads(body)["error"]) == (status, error)
+    assert json.loads(body)["message"].endswith(".")
+
+
+def test_a_group_with_members_is_left_alone(broker: BrokerProcess, movers: Client) -> None:
+    _, _, body = get(broker, f"{RESET}?to=earliest")
+    consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "movers"})
+    consumer.subscribe(["moves"])
+    until(lambda: consumer.poll(0.1) is None and bool(consumer.assignment()))
+    status, _, refused = get(broker, f"{RESET}?to=earliest")
+    assert (status, json.loads(refused)["error"]) == (409, "GROUP_BUSY")
+    status, said = post(broker, RESET, {"moves": json.loads(body)["moves"]})
+    assert (status, said["error"]) == (409, "GROUP_BUSY")
+    consumer.close()
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "error"),
+    [
+        (b"{", 400, "INVALID_BODY"),
+        ({"moves": [{"topic": "moves", "partition": 0}]}, 400, "INVALID_BODY"),
+        ({"moves": [{"topic": "none", "partition": 0, "to": 0}]}, 404, "UNKNOWN_TOPIC"),
+        ({"moves": [{"topic": "moves", "partition": 9, "to": 0}]}, 404, "UNKNOWN_TOPIC"),
+        ({"moves": [{"topic": "moves", "partition": 0, "from": 3, "to": 11}]}, 409,
+         "NO_SUCH_POSITION"),
+        ({"moves": 2 * [{"topic": "moves", "partition": 0, "from": 3, "to": 1}]}, 400,
+         "INVALID_BODY"),
+    ],
+)  # fmt: skip
+def test_moves_that_nobody_has_shown_are_checked_all_the_same(
+    broker: BrokerProcess, movers: Client, body: Any, status: int, error: str
+) -> None:
+    found, said = post(broker, RESET, body)
+    assert (found, said["error"]) == (status, error)
+    assert stands(broker)["moves", 0] == 3
+
+
+def test_a_page_of_somebody_else_moves_no_group(broker: BrokerProcess, movers: Client) -> None:
+    shown = {"moves": [{"topic": "moves", "partition": 0, "from": 3, "to": 0}]}
+    for headers, status in (
+        ({"origin": "https://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"host": "evil.example"}, 421),
+        ({"content_type": "text/plain"}, 415),
+        ({"content_type": "application/x-www-form-urlencoded"}, 415),
+    ):
+        assert post(broker, RESET, shown, **headers)[0] == status, headers
+    assert stands(broker)["moves", 0] == 3
+
+
+def test_a_group_is_moved_by_who_may_read_it_and_its_topics(guarded: BrokerProcess) -> None:
+    alice, admin = "alice:alice-password", "admin:admin-password"
+
+    def shown(group: str, topic: str) -> Any:
+        moves = [{"topic": topic, "partition": 0, "to": 0}]
+        return f"/api/v1/groups/{group}/reset", {"moves": moves}
+
+    assert post(guarded, *shown("alices-g", "alices-orders"))[0] == 401
+    assert post(guarded, *shown("payroll", "alices-orders"), alice)[0] == 403
+    assert post(guarded, *shown("alices-g", "salaries"), alice)[0] == 403
+    assert get(guarded, "/api/v1/groups/payroll/reset?to=earliest", login=alice)[0] == 403
+    path = "/api/v1/groups/alices-g/reset?to=earliest&topic=salaries"
+    assert get(guarded, path, login=alice)[0] == 403
+    assert get(guarded, "/reset/payroll", "text/html", alice)[0] == 403
+    assert post(guarded, *shown("alices-g", "alices-orders"), alice)[0] == 200
+    assert post(guarded, *shown("payroll", "salaries"), admin)[0] == 200
+
+    def told() -> bool:
+        _, _, body = get(guarded, "/audit?find=POST+reset", login=admin)
+        return b"GROUP alices-g" in body
+
+    until(told)
+    _, _, page = get(guarded, "/reset/alices-g?to=latest", "text/html", alice)
+    assert b"What it would do" in page and b"salaries" not in page

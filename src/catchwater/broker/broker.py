@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -53,6 +53,9 @@ from catchwater.objects.base import Buffer
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.frames import Frame, RequestHeader
 
+if TYPE_CHECKING:
+    from catchwater.broker.traces import ChunkTraces
+
 T = TypeVar("T")
 
 NO_TOPIC_ID = bytes(16)
@@ -82,6 +85,8 @@ class Broker:
     """Users and rules, where there are any; its gates then take the place of `gate`."""
     audit: Audit | None = None
     """Where refusals and what administrators do are written down, if anywhere."""
+    traces: "ChunkTraces | None" = None
+    """Makes spans of chunks, where they are asked for."""
     draining: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the broker is about to stop: long polls end at once."""
     replay_quotas: ReplayQuotas = field(init=False)

@@ -82,6 +82,10 @@ class GroupLags:
                 self._until_s = clock.monotonic_s() + KEPT_S
             return self._lags
 
+    def forget(self) -> None:
+        """Have the next look see what was changed just now."""
+        self._until_s = float("-inf")
+
     async def of(self, group: str) -> Mapping[tuple[str, int], Lag]:
         """Those of one group, by topic and partition; as `look`."""
         lags = (await self.look()).lags

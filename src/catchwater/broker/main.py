@@ -41,6 +41,7 @@ from catchwater.broker.router import APIS
 from catchwater.broker.server import Server
 from catchwater.broker.tls import Certificate, of_listeners
 from catchwater.broker.tokens import Tokens, check_settings
+from catchwater.broker.traces import ChunkTraces
 from catchwater.catalog.errors import CatalogRetriable
 from catchwater.catalog.rows import BrokerRow
 from catchwater.clock import SYSTEM, Clock
@@ -51,6 +52,7 @@ from catchwater.log.open import SharedStores
 from catchwater.objects.base import StoreError
 from catchwater.objects.open import KEYS, check_seal
 from catchwater.objects.retry import RetryingStore
+from catchwater.traces import Traces
 from catchwater.wal.open import WalKind
 
 BACKLOG = 1024
@@ -300,6 +302,16 @@ def _broker(config: BrokerConfig, clock: Clock, log: Log, places: Places, peers:
     return broker
 
 
+def _traced(config: BrokerConfig, broker: Broker) -> Traces | None:
+    """Have chunks traced, if that is asked for. Raises `ConfigError`."""
+    if not config.catchwater_traces_every:
+        return None
+    traces = Traces("catchwater-broker", {"service.instance.id": str(config.node_id)})
+    broker.traces = ChunkTraces(broker, traces, config.catchwater_traces_every)
+    broker.log.observe_chunks(broker.traces.committed)
+    return traces
+
+
 def _trail(config: BrokerConfig, clock: Clock) -> Trail:
     folder, name = config.audit_folder, f"broker-{config.node_id}"
     assert folder is not None
@@ -328,6 +340,7 @@ async def _serve_log(
     if keystore is not None and config.catchwater_control_protocol == "https":
         certificates[""] = Certificate(keystore)
         tls = certificates[""]
+    traces = _traced(config, broker)
     server = Server(broker)
     stop = _stop_signal()
     control_port = ControlPort(broker)
@@ -385,6 +398,8 @@ async def _serve_log(
         await serving
         if broker.audit is not None:
             await broker.audit.close()
+    if traces is not None:
+        await asyncio.to_thread(traces.close)
     _log.info("Stopped.")
     if log.cluster is not None and log.cluster.replaced.is_set():
         raise BrokerReplaced(

@@ -275,6 +275,9 @@ class Metrics:
         self.wal_unflushed_bytes = self._gauge(
             "wal_unflushed_bytes", "Record bytes submitted and not yet durable."
         )
+        self.wal_age_seconds = self._gauge(
+            "wal_age_seconds", "For how long the oldest bytes wait to be packed; 0: none do."
+        )
         self.pins = self._gauge(
             "pins", "Pins by state: reserved, extended, unreserved, lost.", "state"
         )
@@ -288,6 +291,9 @@ class Metrics:
         )
         self.replay_granted_bytes = self._counter(
             "replay_granted_bytes", "Bytes of storage that replays under a quota may have read."
+        )
+        self.planned_bytes = self._counter(
+            "planned_bytes", "Bytes of storage that plans named: read past the brokers, by Spark."
         )
         self.replay_throttled_seconds = self._counter(
             "replay_throttled_seconds", "How long tasks of replays had to wait, in sum."

@@ -576,6 +576,12 @@ class Catalog(ABC):
         return [ObjectRow._make(row) for row in db.query(statement, state)]
 
     @query
+    def oldest_chunk_ms(self, db: Db) -> int | None:
+        """When the oldest chunk was made that has something not packed; None: there is none."""
+        [(created_ms,)] = db.query("object_oldest_chunk")
+        return None if created_ms is None else int(created_ms)
+
+    @query
     def known_objects(self, db: Db, keys: Collection[str]) -> set[str]:
         """Those of the keys that have a row, in any state."""
         return {key for (key,) in db.each("object_known", [(key,) for key in keys])}

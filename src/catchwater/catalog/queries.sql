@@ -424,6 +424,11 @@ LIMIT ?;
 -- object_chunks --
 SELECT key, kind, state, size_bytes, created_ms FROM object WHERE kind = 'chunk' ORDER BY key;
 
+-- object_oldest_chunk --
+SELECT min(created_ms) FROM object
+WHERE kind = 'chunk' AND state = 'live'
+  AND EXISTS (SELECT 1 FROM run WHERE run.object_id = object.id);
+
 -- object_forget --
 DELETE FROM object WHERE key = ? AND state = 'deleting';
 

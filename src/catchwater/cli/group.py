@@ -1,11 +1,10 @@
 """`catchwater group …`: consumer groups of any Kafka, where they stand and where they go on."""
 
 import re
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ParamSpec, TypeVar
 
 import typer
 
@@ -30,12 +29,14 @@ if TYPE_CHECKING:
     from catchwater.recovery.group import Goal
     from catchwater.wire.client import Client
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 app = noun()
 
 Name = Annotated[str, typer.Argument(metavar="GROUP", show_default=False)]
 
 _ASK_S = 10.0
-_AGO = re.compile(r"(.+?)\s*ago")
 _ISO = re.compile(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?")
 
 
@@ -155,10 +156,10 @@ def reset(
     It must have no members. A time is that of the records; where none is so young, it is the end.
     Exit 5 if the log does not hold the offsets.
     """
-    from catchwater.recovery.group import move, plan_reset
+    from catchwater.recovery.group import move, plan_reset, read_topics
 
     goal = goal_of(to, to_offset, to_time, by_duration, to_checkpoint, datetime.now(UTC))
-    topics, only = parse_topics(topic or ())
+    topics, only = _typed(read_topics, topic or ())
     with _client(bootstrap, command_config) as client:
         moves = plan_reset(client, name, goal, topics, only)
         rows = [(m.topic, m.partition, m.offset, m.to, m.again) for m in moves]
@@ -182,7 +183,7 @@ def goal_of(
     now: datetime,
 ) -> "Goal":
     """Where to, by the one option that says it. Raises `typer.BadParameter`, `NoContract`."""
-    from catchwater.recovery.group import Goal
+    from catchwater.recovery.group import Goal, read_time_ms
 
     said = [to, to_offset, to_time, by_duration, to_checkpoint]
     if sum(each is not None for each in said) != 1:
@@ -197,7 +198,7 @@ def goal_of(
     if by_duration is not None:
         return Goal(round(now.timestamp() * 1000) - _duration_ms(by_duration))
     if to_time is not None:
-        return Goal(_time_ms(to_time))
+        return Goal(_typed(read_time_ms, to_time))
     assert to is not None, "one of five is there"
     return parse_goal(to, now)
 
@@ -214,55 +215,21 @@ def _goal_of_checkpoint(named: str) -> "Goal":
     return Goal(offsets={(each.topic, each.partition): each.offset for each in inputs})
 
 
-def parse_topics(named: Sequence[str]) -> tuple[list[str], set[tuple[str, int]]]:
-    """Topics, and the partitions of those of which not all are meant. `typer.BadParameter`."""
-    topics, only = [], set()
-    for each in named:
-        topic, colon, partitions = each.partition(":")
-        topics.append(topic)
-        for partition in partitions.split(",") if colon else ():
-            if not partition.isdecimal():
-                raise typer.BadParameter(
-                    f"{each!r} is not TOPIC or TOPIC:P,… with numbers of partitions."
-                )
-            only.add((topic, int(partition)))
-    return topics, only
-
-
 def parse_goal(text: str, now: datetime) -> "Goal":
     """What `--to` says. Raises `typer.BadParameter`."""
-    from catchwater.recovery.group import Goal
-    from catchwater.wire.client import EARLIEST, LATEST
+    from catchwater.recovery.group import read_goal
 
-    ends = {"earliest": EARLIEST, "latest": LATEST}
-    if text in ends:
-        return Goal(ends[text])
-    if text == "current":
-        return Goal(stays=True)
-    if text.isdecimal():
-        return Goal(offset=int(text))
-    if match := _AGO.fullmatch(text):
-        with suppress(ValueError):
-            return Goal(round(now.timestamp() * 1000) - duration_ms(match[1]))
-    return Goal(
-        _time_ms(
-            text,
-            f'{text!r} is none of "earliest", "latest", "current", an offset, a time such as '
-            '2026-01-31T12:00:00Z, and a duration such as "2h ago".',
-        )
-    )
+    return _typed(read_goal, text, now)
 
 
-def _time_ms(text: str, wrong: str | None = None) -> int:
+def _typed(read: Callable[P, T], *said: P.args, **more: P.kwargs) -> T:
+    """What an option says. Raises `typer.BadParameter`."""
+    from catchwater.recovery.group import BadGoal
+
     try:
-        at = datetime.fromisoformat(text)
-    except ValueError:
-        raise typer.BadParameter(
-            wrong or f"{text!r} is no time such as 2026-01-31T12:00:00Z."
-        ) from None
-    if at.tzinfo is None:
-        raise typer.BadParameter(f"{text!r} names no time zone; end it with Z for UTC.")
-    return round(at.timestamp() * 1000)
+        return read(*said, **more)
+    except BadGoal as bad:
+        raise typer.BadParameter(str(bad)) from None
 
 
 def _duration_ms(text: str) -> int:

@@ -51,9 +51,9 @@ from catchwater.log.read.stable import Stability
 from catchwater.log.transactions import Transactions
 from catchwater.log.write.epochs import Epochs
 from catchwater.log.write.prepare import Preparation
-from catchwater.log.write.sequence import PartitionState
+from catchwater.log.write.sequence import PartitionState, Result
 from catchwater.log.write.shared import OpenWal
-from catchwater.log.write.writer import Appended, Submission, Written
+from catchwater.log.write.writer import Appended, Submission, Write, Written
 from catchwater.objects.base import Buffer, ObjectStore
 from catchwater.wal.base import WalDescription
 from catchwater.wire.errors import ErrorCode
@@ -380,6 +380,10 @@ class Log:
     def observe_wal(self, observe: Callable[[float], None]) -> None:
         """Tell how long every append to the write-ahead log takes, in seconds."""
         self._core.writer.on_wal_append = observe
+
+    def observe_chunks(self, observe: Callable[[Write, Sequence[Result]], None]) -> None:
+        """Show every chunk that is committed, just before it is acknowledged."""
+        self._core.writer.on_chunk = observe
 
     def describe_wal(self) -> WalDescription:
         """What the write-ahead log says of itself."""

@@ -246,7 +246,8 @@ class Upkeep:
                 continue
             sample = self._watch.epoch_done(entry, self._clock.monotonic_s(), ends)
             if sample is not None:
-                add_sample(self._folder, sample)
+                ended = msgspec.structs.replace(sample, ended_ms=entry.finished_ms)
+                add_sample(self._folder, ended)
                 self._watch = None
                 progress.end(self._folder)
         if self._watch is not None:

@@ -65,6 +65,7 @@ class Settings(TypedDict, total=False):
     spare: bool
     lease: str
     metrics: str
+    trace_every: int
     max_staleness: str
     owner: str
     runbook: str

@@ -33,6 +33,7 @@ from catchwater.recovery.contract import (
     check,
     spelled,
 )
+from catchwater.recovery.estimate import load_samples
 from catchwater.recovery.folder import SUPERVISOR, holder
 from catchwater.recovery.intact import Look
 from catchwater.recovery.ledger import (
@@ -48,7 +49,15 @@ from catchwater.replay.control import Control
 from catchwater.replay.offsets import from_json
 from catchwater.replay.options import parse_options
 from catchwater.replay.subscription import Subscription
-from catchwater.verdicts import Behind, Checked, Drilled, Freshness, Lag, PipelineStatus
+from catchwater.verdicts import (
+    Behind,
+    Checked,
+    Drilled,
+    Freshness,
+    Lag,
+    PipelineStatus,
+    Restored,
+)
 from catchwater.wire.batch import next_record
 from catchwater.wire.client import EARLIEST, LATEST, Client
 from catchwater.wire.connection import parse_bootstrap
@@ -60,6 +69,7 @@ _HELD_S = 30.0
 """For so long what the log holds back is not asked again."""
 _COUNTED = ("events", "outputs", "late", "duplicates", "poisoned", "timers")
 _QUIET_MS = 10_000
+_MOST_RESTORES = 20
 _SUPERVISES = ("running", "waiting")
 """What a supervisor says of itself as long as it is there."""
 
@@ -135,6 +145,7 @@ def status_of(
         history_margin_s=margin_s(contract),
         catching_up=None if process is None else catching_up_shown(found, now_ms),
         drills=drilled(config.folder / "drills"),
+        restores=restored(folder),
         problems=found.problems,
     )  # fmt: skip
 
@@ -179,6 +190,22 @@ def margin_s(contract: Contract | None) -> float | None:
         return None
     least = min(each.offset - each.log_start for each in contract.inputs)
     return max(0.0, least * len(contract.inputs) / contract.restore.input_per_s)
+
+
+def restored(folder: Path) -> list[Restored]:
+    """The newest restores that were measured on this checkpoint, oldest first."""
+    return [
+        Restored(
+            each.ended_ms,
+            each.whole_s,
+            each.estimated_s,
+            each.detection_s,
+            (each.scheduling_s or 0.0) + each.startup_s,
+            each.state_s,
+            each.first_s + each.replay_s,
+        )
+        for each in load_samples(folder)[-_MOST_RESTORES:]
+    ]
 
 
 class _Result(msgspec.Struct):
@@ -478,6 +505,11 @@ class LogWatch:
 
     def _pins(self) -> dict[str, str]:
         """Pin → its state; another Kafka has none."""
+        control = self.find_control()
+        return {} if control is None else {str(p["id"]): str(p["state"]) for p in control.pins()}
+
+    def find_control(self) -> Control | None:
+        """The log's control API, asked for once; None: another Kafka has none."""
         if self._is_ours is None:
             source = Subscription(self._options, self._clock, timeout_s=_ASK_S)
             try:
@@ -487,9 +519,7 @@ class LogWatch:
             self._is_ours = bool(url)
             if url:
                 self._control = Control(url, timeout_s=_ASK_S, clock=self._clock)
-        if self._control is None:
-            return {}
-        return {str(pin["id"]): str(pin["state"]) for pin in self._control.pins()}
+        return self._control
 
     @property
     def control(self) -> Control | None:

@@ -194,6 +194,8 @@ class RestoreSample(msgspec.Struct, frozen=True):
     estimated_s: float | None = None
     """What the newest contract before the failure had foretold of `whole_s`. None: never, or it
     was no failure, or there was no contract."""
+    ended_ms: int = 0
+    """When it was over, since 1970; 0: an older version measured it."""
 
     @property
     def seconds(self) -> float:

@@ -8,14 +8,16 @@ Timestamps are those of the batches at the positions, which producers may set to
 is deleted with its segment, so what is said to be left is the least.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from datetime import datetime
+from typing import Any, NamedTuple
 
 import msgspec
 
-from catchwater.config import CatchwaterError
+from catchwater.config import CatchwaterError, duration_ms
 from catchwater.recovery.contract import HistoryGone, Verdict
 from catchwater.wire.batch import BatchError, read_header
 from catchwater.wire.client import EARLIEST, LATEST, Client, RequestRefused
@@ -23,6 +25,7 @@ from catchwater.wire.errors import ErrorCode
 from catchwater.wire.fields import TopicPartition
 
 _CHANGELOG = "-changelog"
+_AGO = re.compile(r"(.+?)\s*ago")
 _PARTITION_BYTES, _FETCH_BYTES = 2**20, 2**26
 _BUSY = (
     ErrorCode.UNKNOWN_MEMBER_ID,
@@ -46,6 +49,12 @@ class NoSuchPosition(CatchwaterError):
     """A group cannot be reset to there: the log does not have it."""
 
     exit_code = 5
+
+
+class BadGoal(CatchwaterError):
+    """Nobody knows what is meant by where a group is to be reset to."""
+
+    exit_code = 2
 
 
 class NoPins(CatchwaterError):
@@ -334,6 +343,65 @@ class Goal:
     """Where the group stands now."""
 
 
+def read_goal(text: str, now: datetime) -> Goal:
+    """An end, an offset, a time, or how long ago, as it is typed. Raises `BadGoal`."""
+    ends = {"earliest": EARLIEST, "latest": LATEST}
+    if text in ends:
+        return Goal(ends[text])
+    if text == "current":
+        return Goal(stays=True)
+    if text.isdecimal() and text.isascii():
+        return Goal(offset=int(text))
+    if match := _AGO.fullmatch(text):
+        with suppress(ValueError):
+            return Goal(round(now.timestamp() * 1000) - duration_ms(match[1]))
+    return Goal(
+        read_time_ms(
+            text,
+            f'{text!r} is none of "earliest", "latest", "current", an offset, a time such as '
+            '2026-01-31T12:00:00Z, and a duration such as "2h ago".',
+        )
+    )
+
+
+def read_time_ms(text: str, wrong: str | None = None) -> int:
+    """A time with its zone, as it is typed; `wrong` is said of what is none. Raises `BadGoal`."""
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise BadGoal(wrong or f"{text!r} is no time such as 2026-01-31T12:00:00Z.") from None
+    if at.tzinfo is None:
+        raise BadGoal(f"{text!r} names no time zone; end it with Z for UTC.")
+    return round(at.timestamp() * 1000)
+
+
+def read_topics(named: Iterable[str]) -> tuple[list[str], set[TopicPartition]]:
+    """Topics, as TOPIC or TOPIC:P,…, and the partitions of those of which not all are meant.
+
+    Raises `BadGoal`.
+    """
+    topics, only = [], set()
+    for each in named:
+        topic, colon, partitions = each.partition(":")
+        topics.append(topic)
+        for partition in partitions.split(",") if colon else ():
+            if not (partition.isdecimal() and partition.isascii()):
+                raise BadGoal(f"{each!r} is not TOPIC or TOPIC:P,… with numbers of partitions.")
+            only.add((topic, int(partition)))
+    return topics, only
+
+
+def check_left(group: str, members: Sequence[tuple[str, str]]) -> None:
+    """Raise `GroupBusy` where the group has members: (client id, host) of each."""
+    if members:
+        who = ", ".join(sorted({f"{client_id} at {host}" for client_id, host in members}))
+        raise GroupBusy(
+            f"Group {group} has {len(members)} members, which would go on from where they are: "
+            f"{who}.",
+            hint="Stop them first; a member that died leaves when its session times out.",
+        )
+
+
 def plan_reset(
     client: Client,
     group: str,
@@ -347,17 +415,30 @@ def plan_reset(
     record is the end of the partition. Raises `GroupBusy`, `NoPositions`, `NoSuchPosition`, and
     what the client raises.
     """
-    members = client.members(group)
-    if members:
-        who = ", ".join(sorted({f"{each.client_id} at {each.host}" for each in members}))
-        raise GroupBusy(
-            f"Group {group} has {len(members)} members, which would go on from where they are: "
-            f"{who}.",
-            hint="Stop them first; a member that died leaves when its session times out.",
-        )
+    check_left(group, [(each.client_id, each.host) for each in client.members(group)])
     before, cluster = client.committed(group), client.metadata()
+    keys = chosen(group, goal, before, cluster.leaders, topics, only)
+    starts = client.list_offsets(dict.fromkeys(keys, EARLIEST))
+    ends = client.list_offsets(dict.fromkeys(keys, LATEST))
+    at = None if goal.stays else goal.timestamp_ms
+    found = {} if at is None else client.list_offsets(dict.fromkeys(keys, at))
+    return moves_to(group, goal, keys, Places(before, starts, ends, found))
+
+
+def chosen(
+    group: str,
+    goal: Goal,
+    before: Mapping[TopicPartition, int],
+    there: Iterable[TopicPartition],
+    topics: Collection[str] = (),
+    only: Collection[TopicPartition] = (),
+) -> list[TopicPartition]:
+    """The partitions that a reset is about, as `plan_reset` says. Raises `NoPositions`.
+
+    `before` is where the group stands, `there` are the partitions that there are.
+    """
     wanted = set(topics) or {topic for topic, _ in goal.offsets or before}
-    keys = sorted(key for key in cluster.leaders if key[0] in wanted)
+    keys = sorted(key for key in there if key[0] in wanted)
     if goal.offsets:
         keys = [key for key in keys if key in goal.offsets]
     if goal.stays:
@@ -377,12 +458,26 @@ def plan_reset(
             else f"There is no topic {', '.join(missing)}.",
             hint="Name the topics with --topic; catchwater topic list shows them.",
         )
-    starts = client.list_offsets(dict.fromkeys(keys, EARLIEST))
-    ends = client.list_offsets(dict.fromkeys(keys, LATEST))
+    return keys
+
+
+class Places(NamedTuple):
+    """Offsets by partition, as a reset needs them."""
+
+    before: Mapping[TopicPartition, int]
+    """Where the group stands."""
+    starts: Mapping[TopicPartition, int]
+    ends: Mapping[TopicPartition, int]
+    found: Mapping[TopicPartition, int] = {}
+    """The first record at the goal's time or after it; negative: there is none."""
+
+
+def moves_to(group: str, goal: Goal, keys: Sequence[TopicPartition], places: Places) -> list[Move]:
+    """What a reset of these partitions does. Raises `NoSuchPosition`."""
+    before, starts, ends, found = places
     if goal.stays:
         goals = {key: before[key] for key in keys}
     elif goal.timestamp_ms is not None:
-        found = client.list_offsets(dict.fromkeys(keys, goal.timestamp_ms))
         goals = {key: ends[key] if found[key] < 0 else found[key] for key in keys}
     else:
         goals = {key: goal.offsets.get(key, goal.offset or 0) for key in keys}

@@ -149,6 +149,10 @@ class BrokerFact(NamedTuple):
     cpu_s: float
     bytes_in: int
     bytes_out: int
+    planned_bytes: float
+    """Of storage, which Spark reads past the brokers: input of pipelines, and replays."""
+    lagging_bytes: float
+    """Read from storage for clients that lag behind."""
     connections: int
     unflushed_bytes: int
     produce: Times
@@ -183,6 +187,10 @@ class _Kept(Generic[T]):
                 self._value = await look(self._value)
                 self._at_s = self._clock.monotonic_s()
             return self._value
+
+    def forget(self) -> None:
+        """Look again when somebody asks."""
+        self._at_s = -1e9
 
 
 class _Tally(NamedTuple):
@@ -284,6 +292,11 @@ class Facts:
                 if found.name == name:
                     return found
         return None
+
+    def forget_groups(self) -> None:
+        """Have the next look see what was changed just now."""
+        self.broker.lags.forget()
+        self._groups.forget()
 
     async def _look_at_groups(self, before: list[GroupFact] | None) -> list[GroupFact]:
         held, promises = self.broker.groups, self.broker.lags.promises
@@ -409,6 +422,8 @@ class Facts:
             cpu_s=used.ru_utime + used.ru_stime,
             bytes_in=metrics.bytes_in.total,
             bytes_out=metrics.bytes_out.total,
+            planned_bytes=sum(_labelled(metrics.planned_bytes).values()),
+            lagging_bytes=sum(_labelled(metrics.lagging_bytes).values()),
             connections=round(sum(_values(metrics.connections))),
             unflushed_bytes=self._log.unflushed_bytes,
             produce=_times(requests.of("Produce")),

@@ -3,7 +3,6 @@
 Each is one pure function from what `facts` found to the record that is shown.
 """
 
-import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -28,6 +27,7 @@ from catchwater.web.view import (
     Column,
     Command,
     Crumb,
+    Form,
     Line,
     Mark,
     Panel,
@@ -35,6 +35,7 @@ from catchwater.web.view import (
     Table,
     View,
     listed,
+    shell_word,
 )
 
 _SLOW_LOOP_S, _STUCK_LOOP_S = 0.1, 1.0
@@ -341,6 +342,8 @@ class GroupSeen(NamedTuple):
     group: GroupFact
     members: Sequence[MemberFact]
     positions: Sequence[PositionFact]
+    reset: Form | None = None
+    """Where the caller may move it."""
 
 
 def group(seen: GroupSeen, asked: Asked, now_ms: int) -> View:
@@ -365,11 +368,11 @@ def group(seen: GroupSeen, asked: Asked, now_ms: int) -> View:
     ]
     reset = [
         Command(
-            f"catchwater group reset {_word(name)} --by-duration 2h",
+            f"catchwater group reset {shell_word(name)} --by-duration 2h",
             "See what a reset would do",
         ),
         Command(
-            f"catchwater contract show --group {_word(name)}",
+            f"catchwater contract show --group {shell_word(name)}",
             "How long the log keeps what comes next",
         ),
     ]
@@ -402,7 +405,8 @@ def group(seen: GroupSeen, asked: Asked, now_ms: int) -> View:
                 "reset",
                 "Move it",
                 commands=reset,
-                note="It must have no members. Without --execute nothing is changed.",
+                form=seen.reset,
+                note="It must have no members. What it would do is shown before it is done.",
             ),
             Panel("lag", "Over time", charts=charts, wide=True),
             Panel("members", "Members", table=members, wide=True),
@@ -524,7 +528,7 @@ def transactions(
         ),
     ]
     abort = [
-        Command(f"catchwater txn abort {_word(row.transactional_id)}", "Abort what hangs")
+        Command(f"catchwater txn abort {shell_word(row.transactional_id)}", "Abort what hangs")
         for row in late[:3]
     ]
     return View(
@@ -588,7 +592,16 @@ def brokers(seen: BrokerSeen, now_ms: int, problem: str = "") -> View:
         "No broker has a session.",
     )
     charts = [
-        Chart("Bytes a second", "bytes", {f"{me}/bytes_in": "in", f"{me}/bytes_out": "out"}),
+        Chart(
+            "Bytes a second, live and replay",
+            "bytes",
+            {
+                f"{me}/bytes_in": "in",
+                f"{me}/bytes_out": "out",
+                f"{me}/planned": "read by Spark from storage",
+                f"{me}/lagging": "read by clients that lag",
+            },
+        ),
         Chart(
             "Produce and WAL, 99th percentile",
             "s",
@@ -790,11 +803,6 @@ def _plain(
 def _some(names: Sequence[str], most: int = 4) -> str:
     shown = ", ".join(names[:most])
     return f"{shown} and {len(names) - most} more" if len(names) > most else shown
-
-
-def _word(name: str) -> str:
-    """As one word of a shell's command."""
-    return shlex.quote(name)
 
 
 def _p(times: Times) -> str:

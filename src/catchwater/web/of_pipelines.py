@@ -12,7 +12,7 @@ from urllib.parse import quote
 from msgspec.structs import replace
 
 from catchwater.drill.result import Finding, Result
-from catchwater.verdicts import OLD_S, Compared, PipelineStatus
+from catchwater.verdicts import OLD_S, Compared, PipelineStatus, Restored
 from catchwater.verdicts import Verdict as Given
 from catchwater.web import words
 from catchwater.web.facts import GroupFact
@@ -215,6 +215,12 @@ def _pipeline(seen: PipelineSeen, now_ms: int) -> View:
         "live": _plots(report.name),
         "lag": Panel("lag", "Behind, by partition", table=_lag(report)),
         "contract": Panel("contract", "The newest checkpoint's contract", table=_checks(report)),
+        "restores": Panel(
+            "restores",
+            "Restores: estimated, and measured",
+            table=_restores(report, now_ms),
+            wide=True,
+        ),
         "functions": Panel("functions", "Functions", table=_functions(report), wide=True),
         "sinks": Panel("sinks", "Sinks", table=_sinks(report), wide=True),
         "checkpoints": Panel(
@@ -257,6 +263,7 @@ def _plots(name: str) -> Panel:
     behind = {f"{me}/lag_s": "oldest record not processed", f"{me}/staleness_s": "promised"}
     restore = {
         f"{me}/estimate_s": "estimated",
+        f"{me}/measured_s": "last one measured",
         f"{me}/restoring_s": "going on for",
         f"{me}/max_restore_s": "budget",
     }
@@ -531,6 +538,37 @@ def _lag(report: PipelineStatus) -> Table:
         ],
         report.lag.unknown or "No partition is behind.",
     )
+
+
+def _restores(report: PipelineStatus, now_ms: int) -> Table:
+    """Newest first, each with the estimate that stood when the failure came."""
+    titles = ("measured", "estimated", "off by", "unnoticed", "start", "state", "input")
+    rows = [
+        [
+            Cell(words.ago(each.ended_ms, now_ms) if each.ended_ms else "not known"),
+            Cell(words.span(each.measured_s)),
+            Cell("none" if each.estimated_s is None else words.span(each.estimated_s)),
+            _missed(each),
+            *(
+                Cell(words.span(part))
+                for part in (each.noticed_s, each.started_s, each.state_s, each.input_s)
+            ),
+        ]
+        for each in reversed(report.restores)
+    ]
+    return Table(
+        [Column("over"), *(Column(title, right=True) for title in titles)],
+        rows,
+        "No restore was measured yet: catchwater drill run measures one.",
+    )
+
+
+def _missed(each: Restored) -> Cell:
+    """By how much the estimate was wrong; a restore that took much longer is a warning."""
+    if not each.estimated_s:
+        return Cell(words.DASH)
+    share = each.measured_s / each.estimated_s - 1
+    return Cell(f"{share:+.0%}", mark="warn" if share > _FAR_OFF - 1 else "ok")
 
 
 def _checks(report: PipelineStatus) -> Table:

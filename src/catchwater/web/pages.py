@@ -3,7 +3,8 @@
 A path answers with HTML, with the same record as JSON where that alone is accepted, and as a
 stream of events (SSE) of the parts that have changed. A stream ends after a minute and the page
 asks again, so that a user who was removed sees no more; with many streams each is sent less often,
-so that watching costs the broker no more than a bound. Nothing here changes anything.
+so that watching costs the broker no more than a bound. Nothing is changed here but where a group
+stands (`reset`), once it was shown what that does.
 
 The Content-Security-Policy admits files of our own and nothing inline.
 """
@@ -29,8 +30,9 @@ from catchwater.catalog.rows import OpenTxnRow
 from catchwater.config import CatchwaterError
 from catchwater.drill.look import PALETTE, SIGNS
 from catchwater.drill.result import load_results
+from catchwater.recovery.group import Move
 from catchwater.verdicts import PipelineStatus
-from catchwater.web import of_log, of_pipelines, words
+from catchwater.web import of_log, of_pipelines, reset, words
 from catchwater.web.facts import Facts
 from catchwater.web.history import DAY_MS, HOUR_MS, History, Plot
 from catchwater.web.of_pipelines import Drills, Event
@@ -87,6 +89,7 @@ class Page:
         self._facts = Facts(broker)
         self._history = History(folder / "history.db" if folder.is_dir() else None)
         self._sampler = Sampler(self._facts, self._history)
+        self._resets = reset.Resets(broker, self._facts)
         self._streams = 0
 
     async def run(self) -> None:
@@ -106,6 +109,8 @@ class Page:
             self._page("/topics/{name}", self.topic, asks),
             self._page("/groups", self.groups, asks),
             self._page("/groups/{name:path}", self.group, asks),
+            self._page("/reset/{name:path}", self.reset, asks),
+            *self._resets.routes(),
             self._page("/transactions", self.transactions, asks),
             self._page("/brokers", self.brokers, OfCluster(DESCRIBE)),
             self._page("/drills", self.drills, OfCluster(DESCRIBE)),
@@ -202,7 +207,7 @@ class Page:
             of_pipelines.Overview(
                 await self._reports(caller),
                 await self._log_lines() if caller.may_with(DESCRIBE, THE_CLUSTER) else [],
-                [g for g in await self._facts.groups() if _may(caller, ResourceType.GROUP, g.name)],
+                [g for g in await self._facts.groups() if caller.may_group(DESCRIBE, g.name)],
                 events,
             ),
             self._facts.now_ms,
@@ -241,7 +246,7 @@ class Page:
             raise Refusal(404, "UNKNOWN_TOPIC", f"There is no topic {name}.")
         groups = []
         for group in await self._facts.groups():
-            if name in group.lags and _may(caller, ResourceType.GROUP, group.name):
+            if name in group.lags and caller.may_group(DESCRIBE, group.name):
                 groups.append((group.name, group.lags[name]))
         pins = [
             pin
@@ -255,21 +260,34 @@ class Page:
 
     async def groups(self, caller: Caller, path: Mapping[str, str], asked: Asked) -> View:
         """`/groups`"""
-        found = [g for g in await self._facts.groups() if _may(caller, ResourceType.GROUP, g.name)]
+        found = [g for g in await self._facts.groups() if caller.may_group(DESCRIBE, g.name)]
         return of_log.groups(found, asked, self._facts.now_ms)
 
     async def group(self, caller: Caller, path: Mapping[str, str], asked: Asked) -> View:
         """`/groups/{name}`"""
         name = path["name"]
-        if not _may(caller, ResourceType.GROUP, name):
-            message = f"{caller.principal} may not DESCRIBE the group {name}."
-            raise Refusal(403, "GROUP_AUTHORIZATION_FAILED", message)
+        caller.check_group(DESCRIBE, name)
         fact = await self._facts.group(name)
         if fact is None:
             raise Refusal(404, "GROUP_ID_NOT_FOUND", f"There is no group {name}.")
         positions = [p for p in await self._facts.positions(name) if caller.may(DESCRIBE, p.topic)]
-        seen = of_log.GroupSeen(fact, self._facts.members(name), positions)
+        form = reset.form(name) if caller.may_group(Operation.READ, name) else None
+        seen = of_log.GroupSeen(fact, self._facts.members(name), positions, form)
         return of_log.group(seen, asked, self._facts.now_ms)
+
+    async def reset(self, caller: Caller, path: Mapping[str, str], asked: Asked) -> View:
+        """`/reset/{name}`: what moving a group would do."""
+        name, moves, problem = path["name"], list[Move](), None
+        caller.check_group(DESCRIBE, name)
+        try:
+            if asked.to:
+                moves = await self._resets.plan(caller, name, asked.to, asked.topics.split())
+        except Refusal as refused:
+            problem = refused
+        may = caller.may_group(Operation.READ, name)
+        may = may and all(caller.may(Operation.READ, each.topic) for each in moves)
+        shown = reset.Shown(asked.to, asked.topics, moves, problem, may, caller.principal)
+        return reset.view(name, shown, self._facts.now_ms)
 
     async def transactions(self, caller: Caller, path: Mapping[str, str], asked: Asked) -> View:
         """`/transactions`"""
@@ -416,9 +434,7 @@ def _check_series(caller: Caller, name: str) -> None:
     if kind == "pipeline":
         caller.check_pipeline(DESCRIBE, subject)
     elif kind == "group":
-        if not _may(caller, ResourceType.GROUP, subject):
-            message = f"{caller.principal} may not DESCRIBE the group {subject}."
-            raise Refusal(403, "GROUP_AUTHORIZATION_FAILED", message)
+        caller.check_group(DESCRIBE, subject)
     else:
         caller.check_cluster(DESCRIBE)
 

@@ -4,6 +4,7 @@ A page is a row of pipelines with their verdicts and then panels; a panel has li
 charts. Everything is text that is ready to be read, so that all three forms say the same. Pure.
 """
 
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 from urllib.parse import urlencode
@@ -86,6 +87,33 @@ class Chart(msgspec.Struct, frozen=True):
     """Name in the history to label."""
 
 
+class Field(msgspec.Struct, frozen=True):
+    """What is typed into a form."""
+
+    name: str
+    label: str
+    value: str = ""
+    hint: str = ""
+    """Shown while nothing is typed."""
+
+
+class Form(msgspec.Struct, frozen=True):
+    """Asks for another page."""
+
+    href: str
+    fields: list[Field]
+    button: str
+
+
+class Act(msgspec.Struct, frozen=True):
+    """A button that changes something: what is sent, and where the browser goes then."""
+
+    text: str
+    href: str
+    body: dict[str, Any]
+    then: str
+
+
 class Panel(msgspec.Struct, frozen=True):
     """A part of the page with a heading."""
 
@@ -97,6 +125,8 @@ class Panel(msgspec.Struct, frozen=True):
     commands: list[Command] = []
     note: str = ""
     wide: bool = False
+    form: Form | None = None
+    act: Act | None = None
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -138,15 +168,19 @@ class View(msgspec.Struct, frozen=True):
     pipelines: list[Head] = []
     crumbs: list[Crumb] = []
     about: str = ""
+    is_live: bool = True
+    """Whether an open page is sent what has changed."""
 
 
 class Asked(NamedTuple):
-    """How a list was asked for, in the query of its URL."""
+    """How a page was asked for in the query of its URL: a list's order, where a reset leads."""
 
     sort: str = ""
     descending: bool = False
     page: int = 1
     find: str = ""
+    to: str = ""
+    topics: str = ""
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> "Asked":
@@ -158,6 +192,8 @@ class Asked(NamedTuple):
             query.get("order") == "desc",
             max(1, number),
             query.get("find", "")[:200],
+            query.get("to", "")[:200],
+            query.get("topics", "")[:2_000],
         )
 
 
@@ -203,6 +239,11 @@ def query_of(paging: Paging, **changes: Any) -> str:
     now = {"sort": paging.sort, "order": "desc" if paging.descending else "asc",
            "page": paging.page, "find": paging.find}  # fmt: skip
     return "?" + urlencode({key: value for key, value in (now | changes).items() if value != ""})
+
+
+def shell_word(name: str) -> str:
+    """As one word of a shell's command."""
+    return shlex.quote(name)
 
 
 def worst(marks: Iterable[Mark]) -> Mark:

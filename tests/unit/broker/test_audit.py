@@ -180,6 +180,8 @@ def test_what_was_there_before_and_after_stands_in_a_line(audited: Audited) -> N
         await audited.client.send(alter("payments", "1000"))
         await audited.client.send(grow("payments"))
         await audited.client.send(delete("payments"))
+        page = audited.broker.metrics.page().decode()
+        assert 'catchwater_audited_total{kind="action"}' in page
         made, altered, grown, gone = await audited.lines()
         assert (made.action, made.resource, made.before) == (
             "CreateTopics", "TOPIC payments", None

@@ -94,11 +94,15 @@ class Lagging:
             positions=positions, pins=pins, reports=reports, unflushed_bytes=0, topics=topics,
             txns=SimpleNamespace(open_count=0), state_if_there=lambda _: state, read_now=read_now,
         )  # fmt: skip
+        self.log.keeping = SimpleNamespace(wal_age_s=self.wal_age_s)
         self.lags = GroupLags(cast(Any, self))
 
     async def page(self) -> str:
         reply = await Health(cast(Any, self)).metrics(cast(Any, None), cast(Any, None))
         return bytes(reply.body).decode()
+
+    async def wal_age_s(self) -> float:
+        return 7.5
 
     async def sleep(self, seconds: float) -> None:
         self.turns += 1
@@ -127,6 +131,7 @@ async def test_lags_are_shown_up_to_a_bound_and_others_have_their_turn_meanwhile
     assert 'catchwater_group_lag_records{group="g"} 7000.0' in page
     assert 'catchwater_group_lag_seconds{group="g"} 2.5' in page
     assert 'catchwater_group_members{group="g"} 2.0' in page
+    assert "catchwater_wal_age_seconds 7.5" in page
     assert broker.turns > 10
 
 
@@ -160,6 +165,8 @@ def test_a_store_that_fails_flips_its_own_metrics_and_one_that_is_slow_the_other
     requests, name = 'catchwater_object_store_requests_total{op="get",outcome=', "catchwater_"
     assert after[requests + '"retried"}'] == 2
     assert after[requests + '"failed"}'] == 1
+    retries = 'catchwater_retries_total{component="object_store"}'
+    assert after[retries] - before[retries] == 2
     slow = 'catchwater_object_store_request_seconds_bucket{le="5.0",op="get"}'
     assert (after[slow], after[slow.replace("5.0", "+Inf")]) == (0, 1)
     changed = {each.partition("{")[0] for each in after if after[each] != before.get(each)}
@@ -169,6 +176,14 @@ def test_a_store_that_fails_flips_its_own_metrics_and_one_that_is_slow_the_other
         "retries_total", "process_cpu_seconds_total", "process_resident_memory_bytes",
         "process_virtual_memory_bytes", "process_open_fds",
     }  # fmt: skip
+
+
+async def test_what_is_not_durable_yet_and_who_is_alive_is_asked_when_somebody_looks() -> None:
+    broker = Lagging(1)
+    broker.log.unflushed_bytes, broker.brokers = 70, [1, 2]
+    page = await broker.page()
+    assert "catchwater_wal_unflushed_bytes 70.0" in page
+    assert "catchwater_brokers 2.0" in page
 
 
 async def test_what_was_promised_to_a_group_stands_beside_its_lag() -> None:

@@ -2,7 +2,14 @@
 
 from typing import Any
 
-from catchwater.verdicts import Compared, Freshness, Lag, PipelineStatus, Verdict
+from catchwater.verdicts import (
+    Compared,
+    Freshness,
+    Lag,
+    PipelineStatus,
+    Restored,
+    Verdict,
+)
 
 OK = Verdict("ok", "All is well.", "catchwater pipeline status cards.toml")
 NOW_MS = 1_790_000_000_000
@@ -61,5 +68,9 @@ def report(name: str = "card-risk", **changes: Any) -> PipelineStatus:
             "capacity_per_s": 22_000.0, "recovery_point_s": 9.1, "max_restore_s": 600.0,
             "max_replay_s": 60.0, "budgets": [],
         },
+        "restores": [
+            Restored(0, 190.0, None),
+            Restored(NOW_MS - 3_600_000, 118.0, 125.0, 3.0, 14.0, 20.0, 81.0),
+        ],
     }  # fmt: skip
     return PipelineStatus(**(told | changes))

@@ -6,7 +6,7 @@ from tests.unit.web.reports import NOW_MS, OK, report
 
 from catchwater.catalog.rows import ReportRow
 from catchwater.drill.result import Result
-from catchwater.verdicts import Compared, Freshness, Lag, Verdict
+from catchwater.verdicts import Compared, Freshness, Lag, Restored, Verdict
 from catchwater.web import of_pipelines as pages
 from catchwater.web.facts import report_of
 from catchwater.web.sampler import changes, of_report
@@ -136,6 +136,20 @@ def test_the_timeline_tells_what_changed_between_two_reports() -> None:
         "correct: fail. The sink differs: 1 altered.",
     ]
     assert changes(now, now, NOW_MS) == []
+
+
+def test_restores_stand_beside_what_was_estimated_of_them() -> None:
+    far = Restored(NOW_MS - 60_000, 200.0, 100.0)
+    (panel,) = (p for p in page_of(restores=[*report().restores, far]).panels if p.id == "restores")
+    assert panel.table is not None
+    cells = [[cell.text for cell in row[:4]] for row in panel.table.rows]
+    assert cells == [
+        ["1 min ago", "3 min 20 s", "1 min 40 s", "+100%"],
+        ["1 h ago", "1 min 58 s", "2 min 5 s", "-6%"],
+        ["not known", "3 min 10 s", "none", "–"],
+    ]
+    assert [row[3].mark for row in panel.table.rows] == ["warn", "ok", ""]
+    assert of_report(report())["measured_s"] == 118.0
 
 
 def test_drills_are_listed_newest_first_with_the_restore_beside_its_estimate() -> None:

@@ -8,6 +8,7 @@ Version notes: v9 (KIP-848) is the first for members of the consumer protocol, w
 in place of a generation; v10 names topics by id alone.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
@@ -48,7 +49,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
                     commit = OffsetCommit(partition.committed_offset, epoch, metadata, now_ms)
                     commits[row.name, partition.partition_index] = commit
             answers.append((topic, partitions))
-        stored = await _store(broker, request.group_id, commits) if commits else ErrorCode.NONE
+        stored = await store(broker, request.group_id, commits) if commits else ErrorCode.NONE
     return {
         "topics": [
             {
@@ -76,9 +77,10 @@ async def _refusal(broker: Broker, call: Call, request: Any) -> ErrorCode:
     return error
 
 
-async def _store(
-    broker: Broker, group_id: str, commits: dict[tuple[str, int], OffsetCommit]
+async def store(
+    broker: Broker, group_id: str, commits: Mapping[tuple[str, int], OffsetCommit]
 ) -> ErrorCode:
+    """Keep positions of a group of ours, all or none; called `in_order` with the group's others."""
     try:
         epoch = broker.groups.claim_epoch(group_id)
         await broker.log.commit_offsets(group_id, commits, claim_epoch=epoch)

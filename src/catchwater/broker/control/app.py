@@ -24,6 +24,7 @@ from catchwater.broker.control.pipelines import Pipelines, verdicts_seen
 from catchwater.broker.control.plans import Plans
 from catchwater.broker.control.replies import Refusal, find, http_error, json_reply, operating_error
 from catchwater.broker.gate import Operation
+from catchwater.broker.traces import TracePaths
 from catchwater.catalog.rows import PinState, ReportRow, Topic
 from catchwater.config import Address, CatchwaterError
 
@@ -74,6 +75,7 @@ class Health:
                 metrics.pins.labels(state).set(states[state])
             reports = await log.reports()
             metrics.wal_unflushed_bytes.set(log.unflushed_bytes)
+            metrics.wal_age_seconds.set(await log.keeping.wal_age_s())
             metrics.txn_open.set(log.txns.open_count)
             metrics.brokers.set(len(self._broker.brokers))
             metrics.partitions.set(sum(topic.partitions for topic in log.topics))
@@ -174,7 +176,7 @@ def create_app(broker: Broker, more: Sequence[Route] = ()) -> Starlette:
     """The application; it has no state of its own. `more` are the paths of the page."""
     chapters = (
         Health(broker), Topics(broker), Plans(broker), Pins(broker), Epochs(broker),
-        Pipelines(broker),
+        Pipelines(broker), TracePaths(broker),
     )  # fmt: skip
     return Starlette(
         routes=[*(route for chapter in chapters for route in chapter.routes()), *more],

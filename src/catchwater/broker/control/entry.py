@@ -81,6 +81,16 @@ class Caller(NamedTuple):
             message = f"{self.principal} may not {operation} as the pipeline {pipeline}."
             raise Refusal(403, "TRANSACTIONAL_ID_AUTHORIZATION_FAILED", message)
 
+    def may_group(self, operation: Operation, group: str) -> bool:
+        """Whether the caller may do this with the consumer group, which need not exist."""
+        return self.may_with(operation, Resource(ResourceType.GROUP, group))
+
+    def check_group(self, operation: Operation, group: str) -> None:
+        """Raise `Refusal` unless the caller may do this with the consumer group."""
+        if not self.may_group(operation, group):
+            message = f"{self.principal} may not {operation} the group {group}."
+            raise Refusal(403, "GROUP_AUTHORIZATION_FAILED", message)
+
 
 _LONGEST_PATH = 1_000
 

@@ -97,6 +97,7 @@ class Plans:
         else:
             planned, more = await planner.plan(topic.name, ranges, MOST_PLACES), {}
         caller.note(self._broker, "POST plan", f"TOPIC {topic.name}", None, _asked(body))
+        self._broker.metrics.planned_bytes.inc(sum(each.byte_size for each in planned))
         is_here = await asyncio.to_thread(_is_here, request)
         states = {p: self._log.state((topic.id, p)) for p in range(topic.partitions)}
         return await asyncio.to_thread(

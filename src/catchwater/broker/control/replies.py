@@ -41,8 +41,8 @@ T = TypeVar("T")
 class Refusal(CatchwaterError):
     """Answers a request with an HTTP error status."""
 
-    def __init__(self, status: int, code: str, message: str) -> None:
-        super().__init__(message)
+    def __init__(self, status: int, code: str, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
         self.status = status
         self.code = code
 

@@ -155,6 +155,17 @@ class Housekeeping:
 
         return await self._core.writer.to_the_end(delete())
 
+    async def wal_age_s(self) -> float:
+        """For how long the oldest bytes wait to be packed; 0: none do. Raises `CatalogUnavailable`.
+
+        A broker alone counts from its start; among several it is that of all brokers' chunks.
+        """
+        core = self._core
+        if core.cluster is None:
+            return self._backlog.age_s(core.clock.monotonic_s())
+        oldest_ms = await asyncio.to_thread(core.catalog.oldest_chunk_ms)
+        return 0.0 if oldest_ms is None else max(0, core.clock.now_ms() - oldest_ms) / 1000
+
     async def stop(self) -> None:
         """End the loop. A job under way makes an end soon; the log waits for it."""
         self._stopping = True

@@ -62,7 +62,9 @@ class Backlog:
         self._done_bytes = appends.size_bytes - 1  # after a start there may be something
         """So many of the bytes appended do not wait any more."""
         self._since_s = now_s
-        """What waits has come since then."""
+        """What waits has come since then, or was tried in vain."""
+        self._oldest_s = self._began_s = now_s
+        """Since when the oldest of it waits; when the packing under way began."""
         # Of the packing under way: what waited when it began, and since when; whether it makes way
         # for producers, and has.
         self._begun_bytes, self._begun_at_bytes = 0, appends.size_bytes
@@ -76,7 +78,7 @@ class Backlog:
     def is_due(self, now_s: float) -> bool:
         """Whether to begin packing; to be asked about once a second."""
         if not self._waiting_bytes:
-            self._since_s = now_s
+            self._since_s = self._oldest_s = now_s
         has_much = self._waiting_bytes >= self._config.pack_min_bytes
         return self._is_pressing(now_s) or (has_much and self._is_quiet(now_s))
 
@@ -86,6 +88,7 @@ class Backlog:
         self._has_stopped = False
         self._begun_bytes, self._begun_at_bytes = self._waiting_bytes, self._appends.size_bytes
         self._begun_since_s, self._since_s = self._since_s, now_s
+        self._began_s = now_s
 
     def goes_on(self, now_s: float) -> bool:
         """Whether to pack more; once it was said no, that holds. May be asked in any thread."""
@@ -98,7 +101,13 @@ class Backlog:
         if self._has_stopped and not has_failed:
             left_bytes = max(1, self._begun_bytes - packed_bytes)
             self._since_s = self._begun_since_s
+        if not left_bytes:
+            self._oldest_s = self._began_s
         self._done_bytes = self._begun_at_bytes - left_bytes
+
+    def age_s(self, now_s: float) -> float:
+        """For how long the oldest of what waits has done so; 0: nothing waits."""
+        return max(0.0, now_s - self._oldest_s) if self._waiting_bytes else 0.0
 
     def _is_pressing(self, now_s: float) -> bool:
         is_late = (now_s - self._since_s) * 1000 >= self._config.pack_interval_ms

@@ -512,6 +512,8 @@ class Writer:
         """The last frame of the session's WAL that was committed."""
         self.has_failed = False
         """The WAL or the catalog has failed for good: everything is refused from then on."""
+        self.on_chunk: Callable[[Write, Sequence[Result]], None] | None = None
+        """Called with every chunk that is committed, just before it is acknowledged."""
         self.on_wal_append: Callable[[float], None] = lambda took_s: None
         """Called with the seconds that every append to the write-ahead log took."""
         self.appends = Appends(last_s=clock.monotonic_s())
@@ -776,6 +778,8 @@ class Writer:
         self.appends.add(write.place.size, self._clock.monotonic_s())
         self.written.wal += write.place.size
         self.written.batches += len(write.payload) - index_bytes(len(write.chunk.entries))
+        if self.on_chunk is not None:
+            self.on_chunk(write, committed.results)
         self._intake.answer(write, committed.results)
         self._intake.wake(committed.changed)
 

@@ -296,6 +296,8 @@ class PipelineConfig:
     """How long the driver of a checkpoint at a URL may be silent before another may take over."""
     metrics: Annotated[str | None, _Key("pipeline", "metrics", _address)] = None
     """`host:port` where Prometheus finds them; None: nowhere."""
+    trace_every: Annotated[int | None, _Key("pipeline", "trace_every", _count)] = None
+    """Every n-th epoch is traced; None: none is."""
     max_staleness_ms: Annotated[int | None, _Key("pipeline", "max_staleness", _duration)] = None
     """So old may the oldest record be that was not processed; None: as `verdicts` has it."""
     owner: Annotated[str | None, _Key("pipeline", "owner", _text)] = None

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from catchwater import traces as otel
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError, Restart
 from catchwater.objects.open import open_store, refuse_plain_local
@@ -34,10 +35,12 @@ from catchwater.pipeline.run.driver import Stop, take_report
 from catchwater.pipeline.run.metrics import PipelineMetrics
 from catchwater.pipeline.run.reporting import Reporter
 from catchwater.pipeline.run.schedule import scheduled
+from catchwater.pipeline.run.traces import EpochTraces
 from catchwater.pipeline.run.versions import bind, publish
 from catchwater.pipeline.shard_epoch import Stage, run_stage
 from catchwater.pipeline.spark import session
 from catchwater.pipeline.spark.failure import Traces, cause, is_starved
+from catchwater.pipeline.status import LogWatch
 from catchwater.pipeline.supervise import read_supervision
 from catchwater.recovery import (
     at_url,
@@ -334,18 +337,24 @@ def run_query(
         tell(pipeline, done)
         if done:
             metrics.take_all(done, upkeep.newest)
+            if spans is not None:
+                spans.take_all(done)
             reporter.committed()
         return not stop.requested and not _is_ready_to_hand_over(config.checkpoint)
 
     # Run it, then do the upkeep of the last epochs, and raise why it failed or hand over.
-    with (
-        scheduled(pipeline, clock),
-        metrics_of(pipeline) as metrics,
-        reported(pipeline, metrics, clock) as reporter,
-    ):
-        failure = run_to_end(lambda: start_query(spark, pipeline, chain, writer), look)
-        reporter.last_state = "failed" if failure and not stop.requested else "stopped"
-    tell(pipeline, upkeep.look(at_once=True) if handover.take_over(config.checkpoint) else [])
+    with traced(pipeline, clock) as spans:
+        with (
+            scheduled(pipeline, clock),
+            metrics_of(pipeline) as metrics,
+            reported(pipeline, metrics, clock) as reporter,
+        ):
+            failure = run_to_end(lambda: start_query(spark, pipeline, chain, writer), look)
+            reporter.last_state = "failed" if failure and not stop.requested else "stopped"
+        last = upkeep.look(at_once=True) if handover.take_over(config.checkpoint) else []
+        if spans is not None:
+            spans.take_all(last)
+    tell(pipeline, last)
     if failure is not None and not stop.requested:
         raise writer.failure or cause(failure, traces)
     if handover.fenced_by(config.checkpoint) is not None:
@@ -364,6 +373,22 @@ def metrics_of(pipeline: OpenPipeline) -> Iterator[PipelineMetrics]:
         return
     with metrics.served(pipeline.config.metrics):
         yield metrics
+
+
+@contextmanager
+def traced(pipeline: OpenPipeline, clock: Clock) -> Iterator[EpochTraces | None]:
+    """Make spans of epochs while the block runs, if that is asked for. Raises `ConfigError`."""
+    every = pipeline.config.trace_every
+    if every is None:
+        yield None
+        return
+    made = otel.Traces("catchwater-pipeline", {"service.instance.id": pipeline.name})
+    watch = LogWatch(pipeline.config, clock)
+    spans = EpochTraces(made, pipeline.name, every, watch.find_control)
+    try:
+        yield spans
+    finally:
+        spans.close()
 
 
 @contextmanager

@@ -136,7 +136,7 @@ function draw(figure, place, labels, data) {
   const show = unit(figure.dataset.unit);
   const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line"), width: 1 }, font: "11px system-ui, sans-serif" };
   const lines = labels.map((label, at) => ({
-    label, stroke: colour(`--plot-${(at % 3) + 1}`), width: 1.75, spanGaps: false,
+    label, stroke: colour(`--plot-${(at % 4) + 1}`), width: 1.75, spanGaps: false,
     dash: /promised|budget|estimated/.test(label) ? [5, 4] : undefined,
     value: (_, value) => show(value), points: { show: data[0].length < 3 },
   }));
@@ -189,10 +189,29 @@ async function copy(button) {
   setTimeout(() => { button.textContent = "copy"; }, 1500);
 }
 
+// Sends what was shown, and nothing else; what is refused is said beside the button.
+async function act(button) {
+  const said = button.parentElement.querySelector("output");
+  button.disabled = true;
+  said.textContent = "…";
+  try {
+    const answer = await fetch(button.dataset.post, {
+      method: "POST", headers: { "content-type": "application/json" }, body: button.dataset.body,
+    });
+    if (answer.ok) { location.assign(button.dataset.then); return; }
+    const { message, hint } = await answer.json();
+    said.textContent = [message, hint].filter(Boolean).join(" ");
+  } catch {
+    said.textContent = "The broker does not answer; look whether it was done.";
+  }
+  button.disabled = false;
+}
+
 document.addEventListener("click", (event) => {
   const button = event.target.closest("button");
   if (!button) return;
   if (button.dataset.copy) copy(button);
+  if (button.dataset.post) act(button);
   if (button.dataset.span) {
     span = button.dataset.span;
     for (const each of document.querySelectorAll("[data-span]"))
@@ -226,7 +245,7 @@ async function again() {
 }
 
 if (!live.dataset.at) setInterval(() => again().catch(() => {}), 2 * AGAIN_MS);
-else {
+else if (!("still" in live.dataset)) {
   listen();
   setInterval(listenFor, 1000);
   plotAll(true);

@@ -305,6 +305,26 @@ def test_packing_is_due_by_bytes_or_by_time_but_not_for_nothing() -> None:
     assert backlog.is_due(46.5)
 
 
+def test_what_waits_ages_until_it_is_packed_and_on_when_that_fails() -> None:
+    appends = Appends()
+    backlog = Backlog(LogConfig(pack_min_bytes=100, pack_interval_ms=10_000), appends, now_s=0)
+    pack_all(backlog, 1)
+    assert not backlog.is_due(5) and backlog.age_s(5) == 0, "nothing waits"
+    appends.add(60, 5)
+    assert backlog.age_s(9) == 4
+    for now_s in (15, 25, 35):
+        assert backlog.is_due(now_s)
+        backlog.begin(now_s, makes_way=False)
+        backlog.end(0, has_failed=True)
+    assert backlog.age_s(40) == 35, "each attempt has failed"
+    backlog.begin(45, makes_way=False)
+    appends.add(60, 47)
+    backlog.end(60)
+    assert backlog.age_s(48) == 3, "since the packing began, at most"
+    pack_all(backlog, 50)
+    assert backlog.age_s(60) == 0
+
+
 def pack_all(backlog: Backlog, now_s: float) -> None:
     backlog.begin(now_s, makes_way=False)
     assert backlog.goes_on(now_s)
