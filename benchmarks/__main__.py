@@ -18,6 +18,7 @@ NAMES = (
     "sinks",
     "catalog",
     "partitions",
+    "watched",
     "access",
     "restart",
     "estimate",

@@ -44,6 +44,8 @@ _SETTLED_S = 0.1
 _CHECK_S = 60.0
 """How long a module may take to be imported."""
 _READY_S = 60.0
+_ASK_S = 20.0
+"""How long a broker that was there may take to say what topics it has."""
 _END_S = 40.0
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _CHILD = "from catchwater.cli.dev import child; child()"
@@ -290,6 +292,7 @@ class _Dev:
 
         addresses = parse_bootstrap(seen.bootstrap)
         if any(map(answers, addresses)):
+            self._check_kafka(seen)
             return None
         host, port = addresses[0]
         if host not in _LOOPBACK or seen.secured:
@@ -315,6 +318,22 @@ class _Dev:
                 raise BrokerGone(f"The broker did not start: {' '.join(last)}", hint=f"Read {log}.")
             self._stop.pause(self._clock, 0.05)
         return _control_of(ready)
+
+    def _check_kafka(self, seen: "Seen") -> None:
+        """Raise `BrokerGone` where something else than a broker has the port."""
+        from catchwater.wire.client import Client
+
+        if seen.secured:  # the driver has what it takes to log in, and says what is wrong
+            return
+        try:
+            with Client(seen.bootstrap, client_id="catchwater-dev", timeout_s=_ASK_S) as client:
+                client.metadata()
+        except CatchwaterError as error:
+            raise BrokerGone(
+                f"What listens at {seen.bootstrap} does not answer as a Kafka broker does: {error}",
+                hint="End it, or name a free port: kafka.bootstrap.servers in the file, or "
+                "--bootstrap for a module.",
+            ) from error
 
     def _make_topics(self, seen: "Seen") -> list[str]:
         """At a broker of ours the topics that are not there; which were made."""

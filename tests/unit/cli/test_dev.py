@@ -4,9 +4,12 @@ import io
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +93,32 @@ def test_a_file_that_is_missing_ends_it_with_its_name(catchwater: Any, tmp_path:
     for flags in ((), ("--look",)):
         answer = catchwater("dev", absent, *flags)
         assert answer.code != 0 and f"There is no pipeline file {absent}" in answer.err
+
+
+def test_a_port_that_something_else_has_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dev, "_ASK_S", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        stop = threading.Event()
+
+        def answer_as_a_web_server_does() -> None:
+            server.settimeout(0.1)
+            while not stop.is_set():
+                with suppress(TimeoutError):
+                    client, _ = server.accept()
+                    client.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                    client.close()
+
+        thread = threading.Thread(target=answer_as_a_web_server_does, daemon=True)
+        thread.start()
+        work = dev._Dev("pipeline.toml", "b", Stop(), Tell(io.StringIO(), io.StringIO()), SYSTEM)
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        try:
+            with pytest.raises(dev.BrokerGone, match="does not answer as a Kafka broker") as error:
+                work._start_broker(seen(bootstrap=address))
+        finally:
+            stop.set()
+            thread.join(PATIENCE_S)
+    assert address in str(error.value) and "free port" in (error.value.hint or "")
 
 
 class Driver:
