@@ -319,8 +319,10 @@ def test_a_group_with_members_is_left_alone(broker: BrokerProcess, movers: Clien
     [
         (b"{", 400, "INVALID_BODY"),
         ({"moves": [{"topic": "moves", "partition": 0}]}, 400, "INVALID_BODY"),
-        ({"moves": [{"topic": "none", "partition": 0, "to": 0}]}, 404, "UNKNOWN_TOPIC"),
-        ({"moves": [{"topic": "moves", "partition": 9, "to": 0}]}, 404, "UNKNOWN_TOPIC"),
+        ({"moves": [{"topic": "none", "partition": 0, "from": None, "to": 0}]}, 404,
+         "UNKNOWN_TOPIC"),
+        ({"moves": [{"topic": "moves", "partition": 9, "from": None, "to": 0}]}, 404,
+         "UNKNOWN_TOPIC"),
         ({"moves": [{"topic": "moves", "partition": 0, "from": 3, "to": 11}]}, 409,
          "NO_SUCH_POSITION"),
         ({"moves": 2 * [{"topic": "moves", "partition": 0, "from": 3, "to": 1}]}, 400,
@@ -352,7 +354,7 @@ def test_a_group_is_moved_by_who_may_read_it_and_its_topics(guarded: BrokerProce
     alice, admin = "alice:alice-password", "admin:admin-password"
 
     def shown(group: str, topic: str) -> Any:
-        moves = [{"topic": topic, "partition": 0, "to": 0}]
+        moves = [{"topic": topic, "partition": 0, "from": None, "to": 0}]
         return f"/api/v1/groups/{group}/reset", {"moves": moves}
 
     assert post(guarded, *shown("alices-g", "alices-orders"))[0] == 401
