@@ -26,7 +26,7 @@ from catchwater.broker.gate import Operation
 from catchwater.catalog.rows import PartitionKey
 from catchwater.log.write.sequence import Result
 from catchwater.log.write.writer import Request, Write
-from catchwater.traces import Traces
+from catchwater.traces import Traces, Value
 from catchwater.wire.errors import ErrorCode
 
 MOST_REQUESTS = 16
@@ -73,7 +73,7 @@ class ChunkTraces:
             started_s = getattr(request.answer, "started_s", None)
             at_ns = begin_ns if started_s is None else now_ns - round((now_s - started_s) * 1e9)
             produced.append(self._produce(request, at_ns, now_ns))
-        about = {
+        about: dict[str, Value] = {
             "catchwater.broker": self._broker.config.node_id,
             "catchwater.requests": len(write.requests),
             "catchwater.batches": len(results),
@@ -90,7 +90,7 @@ class ChunkTraces:
 
     def _produce(self, request: Request, begin_ns: int, end_ns: int) -> str:
         first = request.batches[0]
-        about = {
+        about: dict[str, Value] = {
             "messaging.system": "kafka",
             "messaging.operation.name": "produce",
             "messaging.destination.name": self._broker.log.topics.name_of(first.partition[0]) or "",

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from catchwater.config import CatchwaterError
 from catchwater.recovery.ledger import EpochEntry
 from catchwater.replay.control import Control
-from catchwater.traces import Traces
+from catchwater.traces import Traces, Value
 
 _log = logging.getLogger("catchwater.pipeline")
 
@@ -87,7 +87,7 @@ def trace(traces: Traces, pipeline: str, entry: EpochEntry, links: Sequence[str]
     begin_ns, end_ns = entry.end.clock_ms * _MS, entry.finished_ms * _MS
     sinks_ns = round(sum(entry.sink_ms.values()) * _MS)
     ran_ns = end_ns - sinks_ns
-    about = {
+    about: dict[str, Value] = {
         "catchwater.pipeline": pipeline,
         "catchwater.epoch": entry.epoch,
         "catchwater.events": sum(each.events for each in entry.shards if each.stage == 0),
@@ -101,7 +101,7 @@ def trace(traces: Traces, pipeline: str, entry: EpochEntry, links: Sequence[str]
     for name, took_ms in entry.sink_ms.items():
         at_ns, ran_ns = ran_ns, ran_ns + round(took_ms * _MS)
         sink = entry.sinks.get(name)
-        said = {"catchwater.sink": name, "catchwater.epoch": entry.epoch}
+        said: dict[str, Value] = {"catchwater.sink": name, "catchwater.epoch": entry.epoch}
         if sink is not None:
             said |= {"catchwater.sink.target": sink.topic, "catchwater.records": sink.records}
         traces.span(f"sink {name}", at_ns, ran_ns, said, parent=epoch)
