@@ -20,7 +20,7 @@ Besides: `demo` runs the whole journey, `operators` are classes to derive a func
 reads the log in a user's own session, `testing` runs a function without a cluster, `values` decodes
 bytes into typed columns, `audit` keeps who did what in a chain, `cli` is the command line, and all
 modules may use `clock`, `config` (with `kafka_settings`, `kafka_listeners` and `references`),
-`hosts`, `retries`, `room` and `verdicts`.
+`hosts`, `retries`, `room`, `traces` and `verdicts`.
 """
 
 import importlib
