@@ -26,6 +26,7 @@ from tests.unit.log.shared import World
 
 from catchwater.broker.control.app import create_app
 from catchwater.broker.gate import AllowAll
+from catchwater.broker.metrics import Metrics
 from catchwater.broker.quotas import ConfiguredLimits, ReplayQuotas
 from catchwater.clock import ManualClock
 from catchwater.config import Address, BrokerConfig, LogConfig
@@ -197,7 +198,7 @@ class Serving(SimpleNamespace):
         super().__init__(
             log=log, replay_quotas=quotas, clock=ManualClock(), control_url="",
             config=BrokerConfig(), kafka_address=Address("127.0.0.1", 1), guard=None, audit=None,
-            gate_of=lambda *_: AllowAll(),
+            gate_of=lambda *_: AllowAll(), metrics=Metrics(),
         )  # fmt: skip
 
 
