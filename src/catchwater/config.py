@@ -544,13 +544,13 @@ def _check_encryption(config: BrokerConfig) -> None:
             f"catchwater.encryption.local is {local!r}, which says nothing.",
             hint="Write disk where the machine's disks are encrypted, or leave it out.",
         )
-    wal = config.catchwater_wal or ("object" if config.is_shared else "file")
-    if config.catchwater_encryption_keys and wal != "object" and local != "disk":
+    is_plain = config.catchwater_wal == "postgres" and local != "disk"
+    if config.catchwater_encryption_keys and is_plain:
         raise ConfigError(
-            f"catchwater.encryption.keys encrypts objects, and the write-ahead log ({wal}) would "
-            "lie beside them unencrypted.",
-            hint="Use catchwater.wal=object, or an encrypted disk, and say so: "
-            "catchwater.encryption.local=disk.",
+            "catchwater.encryption.keys encrypts objects and files, and the write-ahead log "
+            "(postgres) would lie beside them unencrypted.",
+            hint="Use catchwater.wal=object or file, or an encrypted disk below the database, and "
+            "say so: catchwater.encryption.local=disk.",
         )
 
 

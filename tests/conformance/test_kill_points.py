@@ -11,6 +11,7 @@ that makes the points hit them too. Every tenth restart, and at the end, everyth
 POINTS (40) says how many points; `make kill-points` takes 300.
 """
 
+import base64
 import os
 import random
 import re
@@ -123,8 +124,21 @@ def count_calls(broker: Broker, load: Load, home: Path) -> Counter[str]:
 
 @pytest.mark.parametrize("seed", [2026])
 def test_what_was_acknowledged_survives_every_kill(tmp_path: Path, seed: int) -> None:
+    survives_every_kill(tmp_path, seed, BUSY)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [2027])
+def test_what_was_acknowledged_and_sealed_does_too(tmp_path: Path, seed: int) -> None:
+    keys = tmp_path / "keys"
+    keys.touch(0o600)
+    keys.write_text(f"k = {base64.b64encode(os.urandom(32)).decode()}\n")
+    survives_every_kill(tmp_path, seed, BUSY | {"catchwater.encryption.keys": f"file:{keys}"})
+
+
+def survives_every_kill(tmp_path: Path, seed: int, settings: dict[str, str]) -> None:
     noise = random.Random(seed)
-    broker = Broker(tmp_path, BUSY)
+    broker = Broker(tmp_path, settings)
     load = Load()
     hits: Counter[bool] = Counter()
     try:

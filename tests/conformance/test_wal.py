@@ -4,6 +4,7 @@ First the logs of many brokers, each session under a prefix of its own, then the
 log of a broker alone promises besides.
 """
 
+import base64
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -16,9 +17,10 @@ from catchwater.catalog.memory import MemoryCatalog, MemoryDatabase, call_now
 from catchwater.catalog.rows import Changes, Scope
 from catchwater.clock import ManualClock
 from catchwater.objects.base import StoreError
+from catchwater.objects.keys import ListedKeys
 from catchwater.objects.local import LocalStore
 from catchwater.objects.memory import MemoryStore
-from catchwater.objects.open import open_store
+from catchwater.objects.open import KEYS, given_keys, open_store
 from catchwater.objects.retry import Patience, RetryingStore
 from catchwater.objects.urls import read_range
 from catchwater.wal.base import (
@@ -30,15 +32,18 @@ from catchwater.wal.base import (
     WalReadError,
     WalUnavailable,
 )
-from catchwater.wal.file import FileWal, scan
+from catchwater.wal.file import FileWal
+from catchwater.wal.frames import scan
 from catchwater.wal.object import ObjectWal
 from catchwater.wal.open import WalKind, open_wal
+from catchwater.wal.sealed import payload as payload_of
 
 Open = Callable[[str], Wal]
 
 FLAKY = Rates(slow=0.1, unavailable=0.15, lost_reply=0.2, late=0.05)
 SHARED = [
     "file",
+    "file, sealed",
     "object on memory",
     "object on local",
     "object on s3",
@@ -91,8 +96,19 @@ class Place:
         return position
 
 
+def seal(monkeypatch: pytest.MonkeyPatch) -> ListedKeys:
+    """Let what is opened from now on be sealed."""
+    monkeypatch.setenv("OF_THE_WAL", f"k = {base64.b64encode(bytes(32)).decode()}")
+    monkeypatch.setenv(KEYS, "env:OF_THE_WAL")
+    return ListedKeys({"k": bytes(32)})
+
+
 @pytest.fixture(params=SHARED)
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+def place(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Place]:
+    if request.param == "file, sealed":
+        seal(monkeypatch)
     made = Place(request.param, tmp_path, request)
     yield made
     made.database.close()
@@ -140,11 +156,19 @@ def test_what_is_written_holds_checked_frames_as_documented(place: Place) -> Non
     payloads = {place.written(wal, b"payload %d" % n).sequence: b"payload %d" % n for n in range(9)}
     found = {}
     for info in wal.listing():
-        data = wal.read(info.key, 0, info.size_bytes)
+        in_file = place.kind == "file"
+        data = (
+            (place.folder / info.key).read_bytes()
+            if in_file
+            else wal.read(info.key, 0, info.size_bytes)
+        )
         first = int(info.key.rpartition("/")[2].removesuffix(".wal"))
         whole = scan(info.key, data, first)
         assert whole.header_intact and not whole.damage
-        found |= {f.sequence: data[f.payload : f.payload + f.size] for f in whole.frames}
+        keys = given_keys()
+        found |= {
+            f.sequence: bytes(payload_of(whole, info.key, data, f, keys)) for f in whole.frames
+        }
     assert found == payloads
 
 
@@ -203,8 +227,8 @@ def test_a_range_that_is_not_there_is_named(place: Place) -> None:
 def test_the_url_of_a_file_is_read_elsewhere_or_refused_by_name(place: Place) -> None:
     wal = place.open("1-1/")
     position = place.written(wal, b"payload")
-    url = wal.url(position.file)
-    if url.startswith(("file:", "http:")):
+    url = wal.url(position.file, (position.offset, position.size))
+    if url.startswith(("file:", "http:", "sealed+file:")):
         assert read_range(url, position.offset, position.size) == b"payload"
     else:
         with pytest.raises(StoreError, match=position.file) as refusal:
@@ -224,13 +248,18 @@ def test_it_says_what_it_is_and_who_can_read_it(place: Place) -> None:
 Reopen = Callable[[int], RecoverableWal]
 
 
-@pytest.fixture
-def reopen(tmp_path: Path) -> Iterator[Reopen]:
+@pytest.fixture(params=["plain", "sealed"])
+def reopen(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Reopen]:
     """Opens the same WAL again and again, as after a crash: the one before is not closed."""
     opened: list[Wal] = []
+    seals = request.param == "sealed"
+    keys = ListedKeys({"k": bytes(32)}) if seals else None
 
     def open_again(applied: int = 0) -> RecoverableWal:
-        wal = FileWal(tmp_path, ManualClock(), applied=applied, segment_bytes=300)
+        wal = FileWal(
+            tmp_path, ManualClock(), applied=applied, segment_bytes=800 if seals else 300,
+            keys=keys, seals=seals,
+        )  # fmt: skip
         opened.append(wal)
         return wal
 

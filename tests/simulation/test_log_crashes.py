@@ -10,6 +10,7 @@ remember every committed group offset. The same seed twice gives the same histor
 """
 
 import asyncio
+import base64
 import os
 import random
 import shutil
@@ -26,6 +27,7 @@ from catchwater.clock import Clock
 from catchwater.config import LogConfig
 from catchwater.log.log import Log
 from catchwater.log.write.writer import Submission
+from catchwater.objects.open import KEYS
 from catchwater.wire.arrow import encode_batch
 from catchwater.wire.batch import read_header
 from catchwater.wire.errors import ErrorCode
@@ -176,6 +178,17 @@ def history_of(seed: int, folder: Path) -> list[tuple[object, ...]]:
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_a_log_keeps_what_it_acknowledged_through_every_crash(seed: int, tmp_path: Path) -> None:
     assert history_of(seed, tmp_path)
+
+
+@pytest.mark.parametrize("seed", range(0, SEEDS, 2))
+def test_a_sealed_log_does_too_and_shows_nothing_of_it(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OF_THE_LOG", f"k = {base64.b64encode(bytes(32)).decode()}")
+    monkeypatch.setenv(KEYS, "env:OF_THE_LOG")
+    assert history_of(seed, tmp_path) == history_of(seed, tmp_path / "again")
+    sealed = [path for path in tmp_path.rglob("*.wal") if path.stat().st_size]
+    assert sealed and all(path.read_bytes()[4:6] == b"\0\2" for path in sealed)
 
 
 def test_the_same_seed_gives_the_same_history(tmp_path: Path) -> None:

@@ -49,9 +49,9 @@ from catchwater.config import Address, BrokerConfig, CatchwaterError, LogConfig
 from catchwater.log.cluster import BrokerReplaced
 from catchwater.log.log import Log
 from catchwater.log.open import SharedStores
-from catchwater.objects.base import StoreError
-from catchwater.objects.open import KEYS, check_seal
-from catchwater.objects.retry import RetryingStore
+from catchwater.objects.base import StoreUnavailable
+from catchwater.objects.open import check_seal, open_store, use_keys
+from catchwater.objects.retry import ONCE, RetryingStore
 from catchwater.traces import Traces
 from catchwater.wal.open import WalKind
 
@@ -215,15 +215,23 @@ async def serve(config: BrokerConfig, clock: Clock, make_page: MakePage | None =
 
 
 async def _open_log(config: BrokerConfig, places: Places, clock: Clock) -> Log:
-    if config.catchwater_encryption_keys:
-        os.environ[KEYS] = config.catchwater_encryption_keys
+    use_keys(config.catchwater_encryption_keys, config.catchwater_encryption_local)
     log = await _open_plainly(config, places, clock)
     try:
-        await asyncio.to_thread(check_seal, log.objects)
-    except StoreError:
+        await asyncio.to_thread(_check_seal, config, log, clock)
+    except CatchwaterError:
         await log.close()
         raise
     return log
+
+
+def _check_seal(config: BrokerConfig, log: Log, clock: Clock) -> None:
+    """See that what lies in the store can be opened. Raises `StoreError`, `ConfigError`."""
+    if config.catchwater_encryption_keys or not config.catchwater_objects:
+        check_seal(log.objects)
+        return
+    with suppress(StoreUnavailable):  # a store that is down keeps no broker from starting
+        check_seal(open_store(config.catchwater_objects, clock, ONCE))
 
 
 async def _open_plainly(config: BrokerConfig, places: Places, clock: Clock) -> Log:

@@ -81,7 +81,12 @@ def describe(
 
 
 def _settings(data: Path | None, config: Path | None) -> BrokerConfig:
-    return load_broker_config(config, os.environ, {} if data is None else {"log.dirs": str(data)})
+    from catchwater.objects.open import use_keys
+
+    given = {} if data is None else {"log.dirs": str(data)}
+    settings = load_broker_config(config, os.environ, given)
+    use_keys(settings.catchwater_encryption_keys, settings.catchwater_encryption_local)
+    return settings
 
 
 def _alone(data: Path) -> tuple["WalDescription", list[dict[str, Any]]]:
@@ -122,7 +127,7 @@ def _shared(settings: BrokerConfig) -> tuple["WalDescription", list[dict[str, An
 
 
 def _file(path: Path) -> dict[str, Any]:
-    from catchwater.wal.file import scan
+    from catchwater.wal.frames import scan
 
     found = scan(f"wal/{path.name}", path.read_bytes(), int(path.stem))
     return {
@@ -318,14 +323,16 @@ def _print_rebuilt(rebuilt: "RebuiltCatalog", as_json: bool) -> None:
 
 def _objects(place: str, data: Path) -> "ObjectStore":
     """The store of a URL or a directory; by default the one in the data directory."""
-    from catchwater.objects.open import open_store
+    from catchwater.objects.open import check_seal, open_store
 
-    if "://" in place:
-        return open_store(place, SYSTEM)
-    folder = Path(place) if place else data / "objects"
-    if not folder.is_dir():
-        raise NoLogThere(f"{folder} holds no objects.", hint="name the directory that does")
-    return open_store(folder.absolute().as_uri(), SYSTEM)
+    if "://" not in place:
+        folder = Path(place) if place else data / "objects"
+        if not folder.is_dir():
+            raise NoLogThere(f"{folder} holds no objects.", hint="name the directory that does")
+        place = folder.absolute().as_uri()
+    store = open_store(place, SYSTEM)
+    check_seal(store, may_write=False)
+    return store
 
 
 @contextmanager

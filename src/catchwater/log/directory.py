@@ -24,7 +24,7 @@ from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
 from catchwater.objects.base import ObjectStore, StoreFull
 from catchwater.objects.local import LocalStore
-from catchwater.objects.open import open_store, sealed
+from catchwater.objects.open import given_keys, open_store, sealed, seals_local
 from catchwater.objects.retry import ONCE, RetryingStore
 from catchwater.room import NO_SPACE, Reserve
 from catchwater.wal.file import SEGMENT_BYTES, FileWal
@@ -104,6 +104,8 @@ class DataDirectory:
                         applied=self.snapshot.applied_sequence,
                         segment_bytes=wal_segment_bytes,
                         reserve=self.reserve,
+                        keys=given_keys(),
+                        seals=seals_local(),
                     )
                     undo_all.pop_all()
 

@@ -12,24 +12,28 @@ A URL must not contain credentials, because URLs are printed and logged.
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from catchwater.clock import Clock
 from catchwater.config import ConfigError
-from catchwater.objects.base import ObjectStore
+from catchwater.objects.base import ObjectMissing, ObjectStore
 from catchwater.objects.local import LocalStore
 from catchwater.objects.memory import MemoryStore
 from catchwater.objects.retry import PATIENT, Patience, RetryingStore
+from catchwater.objects.seal import KEYS as KEYS
+from catchwater.objects.seal import LOCAL, KeysNeeded
+
+if TYPE_CHECKING:
+    from catchwater.objects.keys import Keys
 
 _HINT = "Write file:///directory, memory: or s3://bucket/prefix?endpoint=http://host:port."
 _S3_OPTIONS = ("endpoint", "region")
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 
 
-KEYS = "CATCHWATER_ENCRYPTION_KEYS"
-"""A variable of the environment: the keys with which objects are sealed (`objects.keys`)."""
-LOCAL = "CATCHWATER_ENCRYPTION_LOCAL"
-"""Says `disk` where what lies on this machine beside objects is encrypted by its disk."""
+CHECK = "encryption/check"
+"""An object that opens with the keys of whoever has written the others."""
 
 
 def open_store(
@@ -57,27 +61,56 @@ def open_store(
 
 def sealed(store: ObjectStore) -> ObjectStore:
     """The store with its objects sealed, where the environment names keys. Raises `ConfigError`."""
+    keys = given_keys()
+    if keys is None:
+        return store
+    from catchwater.objects.sealed import SealedStore
+
+    return SealedStore(store, keys)
+
+
+def use_keys(spec: str, local: str = "") -> None:
+    """Let this process, and those that it starts, seal and open with the keys of a setting."""
+    if spec:
+        os.environ |= {KEYS: spec, LOCAL: local}
+
+
+def given_keys() -> "Keys | None":
+    """The keys that the environment names. Raises `ConfigError`."""
     spec = os.environ.get(KEYS)
     if not spec:
-        return store
+        return None
     try:
         from catchwater.objects.keys import open_keys
-        from catchwater.objects.sealed import SealedStore
     except ModuleNotFoundError as error:
         raise ConfigError(
             "Encryption needs the package cryptography, which is not installed.",
             hint="Install catchwater with the extra encryption: pip install "
             "'catchwater[encryption]'.",
         ) from error
-    return SealedStore(store, open_keys(spec, os.environ))
+    return open_keys(spec, os.environ)
 
 
-def check_seal(store: ObjectStore) -> None:
-    """Where its objects are sealed, see that these keys open them. Raises `StoreError`."""
+def seals_local() -> bool:
+    """Whether what lies beside the objects is to be sealed, too: no disk is said to do it."""
+    return bool(os.environ.get(KEYS)) and os.environ.get(LOCAL) != "disk"
+
+
+def check_seal(store: ObjectStore, *, may_write: bool = True) -> None:
+    """See that these keys open the store's objects, and that there are keys if it needs some.
+
+    Unless `may_write`, a store that nobody has sealed yet stays so. Raises `StoreError`.
+    """
     if os.environ.get(KEYS):
         from catchwater.objects.sealed import check_keys
 
-        check_keys(store)
+        check_keys(store, may_write=may_write)
+        return
+    try:
+        store.get_range(CHECK, 0, 1)
+    except ObjectMissing:
+        return
+    raise KeysNeeded(f"What lies in {store.url()}")
 
 
 def refuse_plain_local(what: str, environment: Mapping[str, str]) -> None:

@@ -9,9 +9,9 @@ header, its number and the size of the whole: a block, an object or a header tha
 moved, cut off or put in another's place is `SealBroken`. The data key is used once, so a block's
 number is its nonce.
 
-Objects from before, which are not sealed, are read as they are. `url` grants nothing: readers
-without a key read through a broker. `list` gives sizes as of sealed objects. What is not hidden:
-keys of objects, their sizes and times.
+Objects from before, which are not sealed, are read as they are. `url` grants nothing: who reads by
+it needs the keys, and others read through a broker. `list` gives sizes as of sealed objects. What
+is not hidden: keys of objects, their sizes and times.
 """
 
 import os
@@ -36,23 +36,22 @@ from catchwater.objects.base import (
     check_range,
 )
 from catchwater.objects.keys import KEY_BYTES, Keys, KeyWrong
+from catchwater.objects.open import CHECK
+from catchwater.objects.seal import (
+    BLOCK_BYTES,
+    SEALED,
+    TAG_BYTES,
+    SealBroken,
+    SealTooNew,
+    tag_bytes,
+)
 
 HEADER_BYTES = 512
-BLOCK_BYTES = 64 * 1024
-TAG_BYTES = 16
 _MAGIC = b"CWSEALED"
 _VERSION = 1
 _HEAD = Struct(">8sHIQBH")
 """Magic, version, block size, plain size, size of the key's id, size of the wrapped key."""
 _MOST_KNOWN = 4_096
-
-
-class SealBroken(StoreError):
-    """A sealed object is not as it was written."""
-
-
-class SealTooNew(StoreError):
-    """A newer release has sealed the object."""
 
 
 class _Sealed(NamedTuple):
@@ -158,7 +157,7 @@ class SealedStore:
             yield ObjectInfo(info.key, plain_bytes(info.size_bytes), info.modified_ms)
 
     def url(self, key: str = "", part: Part | None = None) -> str:
-        return f"sealed:{check_key(key)}" if key else self._store.url()
+        return f"{SEALED}{self._store.url()}#{check_key(key)}" if key else self._store.url()
 
     def _look(self, key: str) -> _Sealed | None:
         """What the object's header says; None: it is not sealed."""
@@ -224,7 +223,7 @@ def _blocks(size_bytes: int) -> int:
 
 
 def _physical(size_bytes: int) -> int:
-    return size_bytes + _blocks(size_bytes) * TAG_BYTES
+    return size_bytes + tag_bytes(size_bytes)
 
 
 def plain_bytes(physical_bytes: int) -> int:
@@ -243,16 +242,14 @@ def _bound(key: str, header: bytes, index: int) -> bytes:
     return b"%d\0%s\0%s" % (index, key.encode(), header)
 
 
-CHECK = "encryption/check"
-"""An object that opens with the keys of whoever has written the others."""
-
-
-def check_keys(store: ObjectStore) -> None:
+def check_keys(store: ObjectStore, *, may_write: bool = True) -> None:
     """Raise `KeyMissing` or `KeyWrong` unless these keys are those of this store."""
     try:
         if store.get(CHECK) != CHECK.encode():
             raise KeyWrong(f"{CHECK} in {store.url()} was not sealed by these keys.")
     except ObjectMissing:
+        if not may_write:
+            return
         try:
             store.put_if_absent(CHECK, [CHECK.encode()])
         except ObjectExists:

@@ -1,7 +1,8 @@
 """Reads ranges of objects by URL, for readers that have a plan and no store: Spark's tasks, tools.
 
 The file of a `file://` URL is memory-mapped, not copied. From an `http(s)://` URL, signed by a
-store, the range is requested; a reply that ends early is requested again. Relies on objects and
+store, the range is requested; a reply that ends early is requested again. What is sealed is opened
+with the keys of this process, if it has some. Relies on objects and
 the durable bytes of WAL files never changing; does not check the content.
 """
 
@@ -11,19 +12,23 @@ import os
 import stat
 import urllib.error
 import urllib.request
+from functools import lru_cache
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from catchwater.clock import SYSTEM, Clock
 from catchwater.objects.base import (
     ObjectMissing,
+    ObjectStore,
     StoreError,
     StoreRefused,
     StoreUnavailable,
     check_range,
     range_header,
 )
+from catchwater.objects.open import given_keys, open_store
 from catchwater.objects.retry import PATIENT, Patience, retried
+from catchwater.objects.seal import KEYS, SEALED, KeysNeeded
 
 _REQUEST_S = 20
 _ENDED = (b"ExpiredToken", b"Request has expired")
@@ -48,16 +53,32 @@ def read_range(
         return retried(lambda: _requested(url, offset, size), clock, patience)
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return _mapped(Path(unquote(parts.path)), offset, size)
-    if parts.scheme == "sealed":
-        raise StoreError(
-            f"The object {parts.path} is encrypted, and only a broker has its key.",
-            hint="Read through a broker: name one in kafka.bootstrap.servers.",
-        )
+    if url.startswith(SEALED):
+        return _opened(url, offset, size)
     raise StoreError(
         f"{shown(url)} cannot be read from here.",
         hint="Only file:// URLs of this machine and http(s):// are supported; read over the Kafka "
         "protocol instead (catchwater.read=kafka).",
     )
+
+
+def _opened(url: str, offset: int, size: int) -> memoryview:
+    place, _, key = url.removeprefix(SEALED).partition("#")
+    if not os.environ.get(KEYS):
+        raise KeysNeeded(f"The object {key} in {place}")
+    if "?head=" in place:  # of a file, and not of an object
+        from catchwater.objects.sealed_file import read_by_url
+
+        keys = given_keys()
+        assert keys is not None
+        return memoryview(read_by_url(url, keys, offset, size))
+    return memoryview(_store(place, os.environ[KEYS]).get_range(key, offset, size))
+
+
+@lru_cache(maxsize=8)
+def _store(place: str, keys: str) -> ObjectStore:
+    """Kept, because it knows the headers of what it has read; anew for other keys."""
+    return open_store(place, SYSTEM)
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

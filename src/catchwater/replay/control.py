@@ -413,6 +413,8 @@ def check_location(url: str, named_by: str, allowed: Sequence[str] = ()) -> None
     if not url:
         return
     parts = urlsplit(url)
+    if parts.scheme.startswith("sealed"):
+        raise _astray(url, named_by, "is encrypted: brokers read such objects themselves")
     if allowed:
         if not any(_lies_in(url, each) for each in allowed):
             raise _astray(url, named_by, f"lies in no store that {LOCATIONS} names")

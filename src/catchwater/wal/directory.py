@@ -11,11 +11,18 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from catchwater.objects.base import ObjectInfo, ObjectTruncated, Part, StoreUnavailable
 from catchwater.objects.local import read_file_range
+from catchwater.objects.seal import SealBroken
 from catchwater.room import NO_DESCRIPTORS
 from catchwater.wal.base import WalReadError, WalUnavailable
+from catchwater.wal.frames import SEALED_HEADER_BYTES
+from catchwater.wal.sealed import SealedFiles
+
+if TYPE_CHECKING:
+    from catchwater.objects.keys import Keys
 
 FILE_NAME = re.compile(r"wal/(\d+-\d+/)?(\d{20})\.wal")
 """A file's name: the prefix of a broker among many, and the first sequence."""
@@ -24,15 +31,19 @@ FILE_NAME = re.compile(r"wal/(\d+-\d+/)?(\d{20})\.wal")
 class WalDirectory:
     """The files below `<root>/wal`; part of every WAL that keeps files."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, keys: "Keys | None" = None) -> None:
+        """`keys` open those that are sealed."""
         self._root = root
+        self._sealed = SealedFiles(root, keys)
 
     def read(self, file: str, offset: int, size: int) -> bytes:
-        """Bytes of a file as they are."""
+        """Bytes of a file; of a sealed one as they were before."""
         assert FILE_NAME.fullmatch(file), f"{file} is the name of a WAL file"
         try:
+            if file in self._sealed and offset >= SEALED_HEADER_BYTES:
+                return self._sealed.read(file, offset, size)
             return read_file_range(self._root / file, offset, size)
-        except ObjectTruncated as error:
+        except (ObjectTruncated, SealBroken) as error:
             raise WalReadError(str(error), hint=error.hint) from error
         except OSError as error:
             if error.errno in NO_DESCRIPTORS:
@@ -43,7 +54,10 @@ class WalDirectory:
             raise WalReadError(f"{self._root / file} cannot be read: {error.strerror}.") from error
 
     def url(self, file: str, part: Part | None = None) -> str:
-        """A `file:` URL of the file."""
+        """A `file:` URL of the file; of a part of a sealed one, one for readers with the keys."""
+        with suppress(OSError):
+            if part is not None and file in self._sealed:
+                return self._sealed.url(file, part[0])
         return (self._root / file).absolute().as_uri()
 
     def listing(self) -> Iterator[ObjectInfo]:
@@ -61,6 +75,7 @@ class WalDirectory:
         """Delete a file, and the folder of its session when that is empty then."""
         assert FILE_NAME.fullmatch(file), f"{file} is the name of a WAL file"
         path = self._root / file
+        self._sealed.forget(file)
         try:
             path.unlink(missing_ok=True)
             if path.parent.exists():

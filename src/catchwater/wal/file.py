@@ -1,17 +1,16 @@
 """A write-ahead log in a directory: files of frames, each frame synced before `append` returns.
 
-The byte table is in `docs/formats.md`; finding the frames in a file's bytes (`scan`) is pure, and
-objects of the WAL `object` hold the same. A frame counts only when its header's CRC, its file's
-salt and its payload's CRC are right and it lies wholly in the file. Behind damage the next frame is
-looked for at every eighth byte, so damage is reported with the frames it took. Each file carries a
-random salt that its frames repeat: bytes of some other WAL that a producer sent us inside a record
-are never taken for frames of this one.
+What a file's bytes are, and how its frames are found, is `wal.frames`.
 
 Only the last frame can be unfinished after a crash, because a frame is written when the one
 before it is durable, and a file is begun when the one before it is complete. So bytes that are
 no frame are a torn tail, to be cut off, only at the end of the last file and only beyond what
 the catalog has applied; anywhere else they are damage: refused where the catalog does not have
 the frames yet, reported where it has (their ranges then fail when they are read).
+
+With `seals` new files are sealed (`objects.sealed_file`). No number may be sealed twice with one
+key, so a sealed file is never gone on with that another process has begun, or in which a write has
+failed: the next append begins another.
 
 Of many brokers on one directory each writes below a prefix of its own, which `wal.shared` made
 and checked; there is nothing to recover there.
@@ -21,18 +20,17 @@ from one thread. The other calls may come from any thread.
 """
 
 import os
-import struct
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
 from catchwater.clock import Clock
-from catchwater.config import CatchwaterError
-from catchwater.objects.base import Buffer
+from catchwater.objects.base import Buffer, StoreError
+from catchwater.objects.seal import SealBroken
 from catchwater.room import NO_DESCRIPTORS, NO_SPACE, Reserve
 from catchwater.wal.base import (
     Damage,
@@ -45,157 +43,27 @@ from catchwater.wal.base import (
     WalFull,
     WalUnavailable,
 )
-from catchwater.wal.directory import FILE_NAME as FILE_NAME
-from catchwater.wal.directory import WalDirectory, sync_directory
+from catchwater.wal.directory import FILE_NAME, WalDirectory, sync_directory
+from catchwater.wal.frames import (
+    ALIGNMENT,
+    FILE_HEADER_BYTES,
+    FRAME_HEADER_BYTES,
+    Frame,
+    Scan,
+    file_header,
+    frame_header,
+    scan,
+)
+from catchwater.wal.sealed import payload
+
+if TYPE_CHECKING:
+    from catchwater.objects.keys import Keys
+    from catchwater.objects.sealed_file import FileSeal
 
 SEGMENT_BYTES = 64 * 1024 * 1024
 
 _MAX_PARTS = 1024
 _PADDING = bytes(8)
-
-VERSION = 1
-FILE_HEADER_BYTES = 32
-FRAME_HEADER_BYTES = 40
-ALIGNMENT = 8
-
-_FILE_MAGIC = b"CWWL"
-_FILE_HEADER = struct.Struct(">4sHHQQ")
-_FRAME_MAGIC = b"CWF1"
-_FRAME_HEADER = struct.Struct(">4sHHQQQI")
-_CRC = struct.Struct(">I")
-
-
-# --- the bytes of a file -------------------------------------------------------------------------
-
-
-class WalTooNew(CatchwaterError):
-    """A WAL file was written by a newer release."""
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """One checked frame; `payload` is the byte where its payload begins, `size` in bytes."""
-
-    sequence: int
-    payload: int
-    size: int
-
-    @property
-    def end(self) -> int:
-        """Behind the padding, where the next frame begins."""
-        return self.payload + self.size + -self.size % ALIGNMENT
-
-
-@dataclass(slots=True)
-class Scan:
-    """What a file holds. `end` is where its last frame ends; bytes from there on are no frame."""
-
-    first_sequence: int
-    size_bytes: int
-    header_intact: bool
-    end: int
-    salt: int = 0
-    frames: list[Frame] = field(default_factory=list)
-    damage: list[Damage] = field(default_factory=list)
-
-    @property
-    def last_sequence(self) -> int:
-        """The last frame's, or the one before the file's first."""
-        return self.frames[-1].sequence if self.frames else self.first_sequence - 1
-
-
-def file_header(first_sequence: int, salt: int) -> bytes:
-    """The bytes a file begins with."""
-    head = _FILE_HEADER.pack(_FILE_MAGIC, VERSION, 0, first_sequence, salt)
-    return (head + _CRC.pack(crc32c(head))).ljust(FILE_HEADER_BYTES, b"\0")
-
-
-def frame_header(sequence: int, salt: int, size: int, payload_crc: int) -> bytes:
-    """The bytes in front of a payload."""
-    head = _FRAME_HEADER.pack(_FRAME_MAGIC, VERSION, 0, sequence, size, salt, payload_crc)
-    return head + _CRC.pack(crc32c(head))
-
-
-def scan(name: str, data: bytes, first_sequence: int) -> Scan:
-    """Find the frames of the file `name`, whose first should be `first_sequence`.
-
-    Raises `WalTooNew`.
-    """
-    salt = _salt(name, data, first_sequence)
-    if salt is None:
-        return Scan(first_sequence, len(data), header_intact=False, end=0)
-    found = Scan(first_sequence, len(data), True, FILE_HEADER_BYTES, salt)
-    while found.end < len(data):
-        expected = found.last_sequence + 1
-        frame = _frame_at(name, data, found.end, salt)
-        if frame is None or frame.sequence != expected:
-            frame = _next_frame(name, data, found.end, salt, expected)
-            if frame is None:
-                break
-            start = frame.payload - FRAME_HEADER_BYTES
-            lost = Damage(name, found.end, start - 1, expected, frame.sequence - 1)
-            found.damage.append(lost)
-        found.frames.append(frame)
-        found.end = frame.end
-    return found
-
-
-def spoiled_padding(data: Buffer, found: Scan) -> list[tuple[int, int]]:
-    """First and last byte of paddings that are not 0; nothing is read from there."""
-    paddings = [(_FILE_HEADER.size + _CRC.size, FILE_HEADER_BYTES)]
-    paddings += [(frame.payload + frame.size, frame.end) for frame in found.frames]
-    return [(first, end - 1) for first, end in paddings if any(data[first:end])]
-
-
-def _salt(name: str, data: bytes, first_sequence: int) -> int | None:
-    """The file's salt, or None when its header is damaged or unfinished."""
-    if len(data) < FILE_HEADER_BYTES:
-        return None
-    magic, version, _flags, first, salt = _FILE_HEADER.unpack_from(data)
-    (crc,) = _CRC.unpack_from(data, _FILE_HEADER.size)
-    if magic != _FILE_MAGIC or crc != crc32c(data[: _FILE_HEADER.size]) or first != first_sequence:
-        return None
-    _check_version(name, version)
-    return int(salt)
-
-
-def _frame_at(name: str, data: Buffer, at: int, salt: int) -> Frame | None:
-    if len(data) - at < FRAME_HEADER_BYTES:
-        return None
-    magic, version, _flags, sequence, size, its_salt, payload_crc = _FRAME_HEADER.unpack_from(
-        data, at
-    )
-    if magic != _FRAME_MAGIC or its_salt != salt:
-        return None
-    view = memoryview(data)
-    (crc,) = _CRC.unpack_from(data, at + _FRAME_HEADER.size)
-    if crc != crc32c(view[at : at + _FRAME_HEADER.size]):
-        return None
-    _check_version(name, version)
-    frame = Frame(sequence, at + FRAME_HEADER_BYTES, size)
-    payload = view[frame.payload : frame.payload + size]
-    return frame if len(payload) == size and crc32c(payload) == payload_crc else None
-
-
-def _next_frame(name: str, data: bytes, at: int, salt: int, expected: int) -> Frame | None:
-    """The first frame behind byte `at` that belongs to what is expected or comes later."""
-    while (at := data.find(_FRAME_MAGIC, at + 1)) >= 0:
-        if at % ALIGNMENT == 0:
-            frame = _frame_at(name, data, at, salt)
-            if frame is not None and frame.sequence >= expected:
-                return frame
-    return None
-
-
-def _check_version(name: str, version: int) -> None:
-    if version > VERSION:
-        raise WalTooNew(
-            f"{name} has WAL format version {version}; this release reads up to {VERSION}.",
-            hint="Start the release that wrote it, or a newer one.",
-        )
-
-
-# --- the files of one writer ---------------------------------------------------------------------
 
 
 class FileWal(WalDirectory):
@@ -216,13 +84,22 @@ class FileWal(WalDirectory):
         segment_bytes: int = SEGMENT_BYTES,
         prefix: str = "",
         reserve: Reserve | None = None,
+        keys: "Keys | None" = None,
+        seals: bool = False,
     ) -> None:
         """Check every frame behind `applied`, the last one the catalog holds; cut a torn tail.
 
-        Frames are written only while the `reserve` is whole. Raises `WalCorrupt` when a later
-        frame is damaged or missing, and `WalTooNew`; nothing has been changed then.
+        Frames are written only while the `reserve` is whole. `keys` open what is sealed, and seal
+        new files if `seals`. Raises `WalCorrupt` when a later frame is damaged or missing,
+        `WalTooNew`, and `KeysNeeded` or another `StoreError` where these keys do not open a file;
+        nothing has been changed then.
         """
-        super().__init__(root)
+        assert keys is not None or not seals
+        super().__init__(root, keys)
+        self._keys = keys
+        self._seals = seals
+        # Of the file being written, if it is sealed.
+        self._seal: FileSeal | None = None
         self.prefix = prefix
         self._folder = root / "wal" / prefix
         self._clock = clock
@@ -235,6 +112,7 @@ class FileWal(WalDirectory):
         self._file = ""
         self._fd = -1
         self._at = 0
+        self._begins = FILE_HEADER_BYTES
         self._salt = 0
         self._folder.mkdir(exist_ok=True)
         sync_directory(self._folder.parent)
@@ -267,19 +145,24 @@ class FileWal(WalDirectory):
             raise self._full("what is left is kept for what frees some")
         if self._fd < 0 or self._at >= self._segment_bytes:
             self._begin_file()
-        size = payload_crc = 0
+        size = written = payload_crc = 0
+        if self._seal is not None:
+            size = sum(map(len, parts))
+            parts = self._seal.seal(self._next, parts)
         for part in parts:
-            size += len(part)
+            written += len(part)
             payload_crc = crc32c(part, payload_crc)
+        size = size if self._seal else written
         header = frame_header(self._next, self._salt, size, payload_crc)
-        padding = _PADDING[: -size % ALIGNMENT]
-        self._write([header, *parts, padding], FRAME_HEADER_BYTES + size + len(padding))
+        padding = _PADDING[: -written % ALIGNMENT]
+        written += len(padding)
+        self._write([header, *parts, padding], FRAME_HEADER_BYTES + written)
         try:
             os.fdatasync(self._fd)
         except OSError as error:
             raise self._die("synced", error) from error
         position = Position(self._next, self._file, self._at + FRAME_HEADER_BYTES, size)
-        self._at = position.offset + size + len(padding)
+        self._at = position.offset + written
         self._next += 1
         self._found_no_space = False
         return position
@@ -295,16 +178,32 @@ class FileWal(WalDirectory):
                 os.ftruncate(self._fd, self._at)
             except OSError as second:
                 raise self._die("truncated", second) from second
+            if self._seal is not None:
+                self._leave()
             raise self._full(os.strerror(error.errno or 0)) from error
+
+    def _leave(self) -> None:
+        """Go on in another file, for the frame's number was used for what was not written."""
+        self._let_go()
+        if self._firsts[-1] == self._next:  # nothing else is in it, and the other has its name
+            self._firsts.pop()
+            self._sealed.forget(self._file)
+            with suppress(OSError):
+                (self._root / self._file).unlink()
 
     def _begin_file(self) -> None:
         self._let_go()
-        path = self._root / self._name(self._next)
+        name = self._name(self._next)
+        path = self._root / name
         salt = self._clock.random.getrandbits(64)
+        header = file_header(self._next, salt, is_sealed=self._seals)
+        self._seal = self._new_seal(name, header)
+        if self._seal is not None:
+            header += self._seal.head
         fd = -1
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-            _write_all(fd, [file_header(self._next, salt)], 0, FILE_HEADER_BYTES)
+            _write_all(fd, [header], 0, len(header))
             os.fsync(fd)
             sync_directory(path.parent)
         except OSError as error:
@@ -320,9 +219,24 @@ class FileWal(WalDirectory):
                     hint="Raise the limit of open files (ulimit -n); appends go on by themselves.",
                 ) from error
             raise self._die("begun", error) from error
-        self._fd, self._at, self._salt = fd, FILE_HEADER_BYTES, salt
-        self._file = self._name(self._next)
+        self._fd, self._at, self._salt = fd, len(header), salt
+        self._begins = len(header)
+        self._file = name
         self._firsts.append(self._next)
+
+    def _new_seal(self, name: str, header: bytes) -> "FileSeal | None":
+        if not self._seals:
+            return None
+        from catchwater.objects.sealed_file import FileSeal
+
+        assert self._keys is not None
+        try:
+            return FileSeal.begin(name, header, self._keys)
+        except StoreError as error:
+            raise WalUnavailable(
+                f"No file of the write-ahead log in {self._folder} could be begun now: {error}",
+                hint=error.hint,
+            ) from error
 
     def _full(self, why: str) -> WalFull:
         self._found_no_space = True
@@ -348,13 +262,22 @@ class FileWal(WalDirectory):
         for index in range(self._index_of(expected), len(self._firsts)):
             name = self._name(self._firsts[index])
             data = self._bytes_of(index)
-            for frame in scan(name, data, self._firsts[index]).frames:
+            found = scan(name, data, self._firsts[index])
+            for frame in found.frames:
                 if frame.sequence < expected:
                     continue
                 assert frame.sequence == expected, "opening refused a gap in these frames"
-                view = memoryview(data)[frame.payload : frame.payload + frame.size]
+                view = self._payload(found, name, data, frame)
                 yield Position(expected, name, frame.payload, frame.size), view
                 expected += 1
+
+    def _payload(self, found: Scan, name: str, data: bytes, frame: Frame) -> memoryview:
+        try:
+            return payload(found, name, data, frame, self._keys)
+        except SealBroken as error:
+            first, number = frame.payload - FRAME_HEADER_BYTES, frame.sequence
+            damage = Damage(name, first, frame.end - 1, number, number)
+            raise WalCorrupt(damage, str(error)) from error
 
     def files(self) -> list[WalFile]:
         """The files there are, oldest first."""
@@ -368,7 +291,7 @@ class FileWal(WalDirectory):
     def roll(self) -> None:
         """Begin a new file, on the reserve if need be, so that the one before it may go."""
         with self._lock:
-            if self._dead is not None or self._at <= FILE_HEADER_BYTES:
+            if self._dead is not None or self._at <= self._begins:
                 return
             try:
                 self._begin_file()
@@ -416,6 +339,8 @@ class FileWal(WalDirectory):
         if begins > applied + 1 and (self._firsts or applied):
             missing = Damage(self._name(applied + 1), 0, 0, applied + 1, begins - 1)
             raise WalCorrupt(missing, "the files that held them are gone, or the catalog is old.")
+        for first in self._firsts:  # these keys open them, or nothing is changed
+            self._sealed.check(self._name(first))
         damage: list[Damage] = []
         last = applied
         newest = None
@@ -435,7 +360,7 @@ class FileWal(WalDirectory):
         """What is damaged in a file, its end included unless that may be a torn tail."""
         is_newest = index == len(self._firsts) - 1
         should_reach = applied if is_newest else self._firsts[index + 1] - 1
-        if is_newest and not found.header_intact and found.size_bytes > FILE_HEADER_BYTES:
+        if is_newest and not found.header_intact and not found.may_be_begun:
             # A header is synced before the first frame is written, so this is no torn write, and
             # without the header's salt there is no telling how many frames there were.
             should_reach = max(applied, found.first_sequence) + 1
@@ -452,14 +377,18 @@ class FileWal(WalDirectory):
             return 0
         path = self._root / self._name(newest.first_sequence)
         dropped = newest.size_bytes - newest.end
-        if not newest.header_intact:
+        goes_on = not (newest.is_sealed or self._seals)
+        if not newest.header_intact or not (goes_on or newest.frames):
             path.unlink()
             sync_directory(path.parent)
             self._firsts.pop()
+            self._sealed.forget(self._name(newest.first_sequence))
             return dropped
         self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         os.ftruncate(self._fd, newest.end)
         os.fsync(self._fd)
+        if not goes_on:
+            self._let_go()
         self._file = self._name(newest.first_sequence)
         self._at, self._salt = newest.end, newest.salt
         return max(0, dropped)

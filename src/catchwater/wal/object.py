@@ -39,7 +39,7 @@ from catchwater.wal.base import (
     WalReadError,
     WalUnavailable,
 )
-from catchwater.wal.file import (
+from catchwater.wal.frames import (
     ALIGNMENT,
     FILE_HEADER_BYTES,
     FRAME_HEADER_BYTES,

@@ -11,6 +11,7 @@ from catchwater.catalog.rows import Session
 from catchwater.catalog.shared import SharedCatalog
 from catchwater.clock import Clock
 from catchwater.objects.base import ObjectStore
+from catchwater.objects.open import given_keys, seals_local
 from catchwater.wal.base import Wal, WalPlace
 from catchwater.wal.directory import WalDirectory
 from catchwater.wal.file import SEGMENT_BYTES, FileWal
@@ -47,14 +48,18 @@ def open_wal(
     (it must be that cluster's), `peers` (the prefixes of the other live sessions; it must show
     them) and `segment_bytes`. Raises `WalDirectoryRefused`.
     """
+    keys = given_keys()
     rows = PostgresWal(catalog, prefix=prefix)
     objects = ObjectWal(store, clock, prefix=prefix, linger_ms=linger_ms)
-    files: list[WalPlace] = [] if root is None else [WalDirectory(root)]
+    files: list[WalPlace] = [] if root is None else [WalDirectory(root, keys)]
     match kind:
         case "file":
             assert root is not None and cluster_id, "the kind file needs a directory and a cluster"
             make_session_folder(root, prefix, clock, cluster_id=cluster_id, peers=peers)
-            own = FileWal(root, clock, applied=0, segment_bytes=segment_bytes, prefix=prefix)
+            own = FileWal(
+                root, clock, applied=0, segment_bytes=segment_bytes, prefix=prefix, keys=keys,
+                seals=seals_local(),
+            )  # fmt: skip
             return RoutedWal(own, [rows, objects])
         case "object":
             return RoutedWal(objects, [rows, *files])

@@ -21,9 +21,9 @@ from catchwater.objects.base import (
 )
 from catchwater.objects.keys import KeyMissing, KeyWrong, ListedKeys, open_keys
 from catchwater.objects.memory import MemoryStore
+from catchwater.objects.open import CHECK, KEYS
 from catchwater.objects.sealed import (
     BLOCK_BYTES,
-    CHECK,
     HEADER_BYTES,
     TAG_BYTES,
     SealBroken,
@@ -31,6 +31,7 @@ from catchwater.objects.sealed import (
     check_keys,
 )
 from catchwater.objects.urls import read_range
+from catchwater.replay.control import SentAstray, check_location
 
 MARKER = b"marker-8f3a"
 SIZES = [0, 1, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 3 * BLOCK_BYTES, 200_001]
@@ -184,13 +185,39 @@ def test_objects_from_before_are_read_as_they_are(store: SealedStore, inner: Mem
     assert store.get_upto("old", 6, 100) == b"text"
 
 
-def test_its_urls_grant_nothing_and_name_one_object(store: SealedStore) -> None:
-    assert store.url("a/b") == "sealed:a/b"
+def test_its_urls_grant_nothing_and_name_one_object(
+    store: SealedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(KEYS, raising=False)
+    assert store.url("a/b") == "sealed+memory:///#a/b"
     assert store.url().startswith("memory:")
     with pytest.raises(BadKey):
         store.url("../a")
-    with pytest.raises(StoreError, match="is encrypted, and only a broker has its key"):
+    with pytest.raises(StoreError, match="a/b in memory:/// is encrypted, and no key was given"):
         read_range(store.url("a/b"), 0, 1)
+
+
+def test_who_has_the_keys_reads_by_the_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, number in (("keys", 1), ("others", 2)):
+        (tmp_path / name).touch(0o600)
+        (tmp_path / name).write_text(line("k", key(number)))
+    monkeypatch.setenv(KEYS, f"file:{tmp_path / 'keys'}")
+    store = opening.open_store((tmp_path / "objects").as_uri(), ManualClock())
+    data = content(2 * BLOCK_BYTES)
+    store.put("a/b", [data])
+    url = store.url("a/b")
+    assert read_range(url, BLOCK_BYTES - 5, 10) == data[BLOCK_BYTES - 5 : BLOCK_BYTES + 5]
+    with pytest.raises(ObjectMissing):
+        read_range(url + "c", 0, 1)
+    monkeypatch.setenv(KEYS, f"file:{tmp_path / 'others'}")
+    with pytest.raises(KeyWrong, match="a/b cannot be opened"):
+        read_range(url, 0, 1)
+
+
+def test_no_server_may_have_a_reader_open_what_is_sealed() -> None:
+    for allowed in ((), ("sealed+file:///data",)):
+        with pytest.raises(SentAstray, match="is encrypted"):
+            check_location("sealed+file:///data#a", "http://127.0.0.1:9644", allowed)
 
 
 # --- Keys

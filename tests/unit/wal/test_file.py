@@ -10,7 +10,8 @@ import pytest
 from catchwater.clock import ManualClock
 from catchwater.objects.base import StoreUnavailable
 from catchwater.wal.base import WalCorrupt, WalDead, WalFull, WalReadError, WalUnavailable
-from catchwater.wal.file import FILE_HEADER_BYTES, FRAME_HEADER_BYTES, FileWal
+from catchwater.wal.file import FileWal
+from catchwater.wal.frames import FILE_HEADER_BYTES, FRAME_HEADER_BYTES
 
 
 def opened(root: Path, applied: int = 0, segment_bytes: int = 1 << 20) -> FileWal:

@@ -7,7 +7,7 @@ from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catchwater.wal.file import (
+from catchwater.wal.frames import (
     FILE_HEADER_BYTES,
     FRAME_HEADER_BYTES,
     WalTooNew,
@@ -98,7 +98,7 @@ def test_a_file_without_an_intact_header_has_no_frames() -> None:
 
 def test_a_newer_format_is_refused_by_name() -> None:
     data = bytearray(file_of([]))
-    data[4:6] = (2).to_bytes(2, "big")
+    data[4:6] = (3).to_bytes(2, "big")
     data[24:28] = crc32c(bytes(data[:24])).to_bytes(4, "big")
-    with pytest.raises(WalTooNew, match=r"f has WAL format version 2"):
+    with pytest.raises(WalTooNew, match=r"f has WAL format version 3"):
         scan("f", bytes(data), 1)

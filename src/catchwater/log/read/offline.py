@@ -30,7 +30,7 @@ from catchwater.log.repair.files import LogFiles
 from catchwater.log.storage import WAL
 from catchwater.log.write.sequence import decoded, replay, states_of, txns_of
 from catchwater.objects.base import ObjectMissing
-from catchwater.objects.open import open_store
+from catchwater.objects.open import check_seal, open_store
 
 CATALOG = "catalog.db"
 _ALL = 2**31 - 1
@@ -106,7 +106,8 @@ def opened(catalog_url: str, objects_url: str, clock: Clock) -> Iterator[Offline
     """The log of this catalog: `postgresql://...`, or the data directory of a broker alone.
 
     `objects_url` may be empty for a data directory with objects of its own. Raises `NoCatalog`,
-    `ConfigError`, and what opening and loading a catalog raises.
+    `ConfigError`, a `StoreError` where the objects are sealed with other keys than those of the
+    environment, and what opening and loading a catalog raises.
     """
     with ExitStack() as open_now:
         is_alone = not catalog_url.startswith(("postgresql://", "postgres://"))
@@ -125,6 +126,7 @@ def opened(catalog_url: str, objects_url: str, clock: Clock) -> Iterator[Offline
             catalog = open_catalog(f"{catalog_url}{mark}{_READ_ONLY}", clock)
             open_now.callback(catalog.close)
             stored = LogFiles(open_store(objects_url, clock), None)
+        check_seal(stored.objects, may_write=False)
         log = OfflineLog(catalog, stored, is_alone=is_alone)
         open_now.callback(log.close)
         yield log

@@ -39,8 +39,7 @@ from catchwater.log.repair.backup import newest_backup
 from catchwater.log.repair.files import LogFiles
 from catchwater.log.storage import PARQUET, SEGMENTS, STAGED
 from catchwater.objects.base import ObjectMissing, ObjectStore, ObjectTruncated
-from catchwater.wal.directory import FILE_NAME
-from catchwater.wal.file import scan, spoiled_padding
+from catchwater.wal.frames import spoiled_padding
 
 _PIECE_BYTES = 4 * 1024 * 1024
 _RUNS_A_LOOK = 1000
@@ -329,13 +328,15 @@ class _Check:
         named = {(found.object, found.first_byte) for found in self.report.damaged}
         for file in files:
             try:
-                data = self._files.read_all(file)
+                data, found, payloads = self._files.scanned(file)
             except (ObjectMissing, ObjectTruncated):
                 continue  # deleted or begun during the check
-            match = FILE_NAME.fullmatch(file)
-            assert match, "only such names are listed"
             self.report.bytes_read += len(data)
-            found = scan(file, data, int(match[2]))
+            for position, payload in payloads:
+                if payload is None:
+                    ends = position.offset + position.size - 1
+                    reason = "this frame was sealed, and is not what was written."
+                    self._in_file(file, position.offset, ends, reason)
             spoiled = [(lost.first_byte, lost.last_byte) for lost in found.damage]
             spoiled += spoiled_padding(data, found)
             end = len(data) if self._is_finished(file, files) else committed.get(file, 0)

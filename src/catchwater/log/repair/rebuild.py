@@ -55,7 +55,6 @@ from catchwater.log.write.sequence import (
 from catchwater.objects.base import ObjectMissing
 from catchwater.wal.base import Position
 from catchwater.wal.directory import FILE_NAME
-from catchwater.wal.file import scan
 from catchwater.wire.batch import BatchHeader
 
 _CLOCK_SKEW_MS = 60_000
@@ -264,12 +263,10 @@ class _Rebuild:
         for file in self._files.wal_files():
             match = FILE_NAME.fullmatch(file)
             if match is not None and match[1]:
-                data = self._files.read_all(file)
                 ends = [row[3] for row in self._rows("object") if row[0] == file]
-                for frame in scan(file, data, int(match[2])).frames:
-                    if frame.payload >= max(ends, default=0):
-                        chunk = memoryview(data)[frame.payload : frame.payload + frame.size]
-                        self._add_chunk(file, frame.payload, chunk)
+                for position, chunk in self._files.frames(file):
+                    if position.offset >= max(ends, default=0):
+                        self._add_chunk(file, position.offset, chunk)
         chunks = self._unplaced.values()
         self._uncertain = {_key(entry) for chunk in chunks for entry in chunk.entries}
         return self._unplaced

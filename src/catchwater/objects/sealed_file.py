@@ -1,0 +1,173 @@
+"""Files that grow by frames, encrypted: AES-256-GCM, a data key of its own for each file.
+
+    head (480 bytes)     version, key id, wrapped data key, zeros, CRC-32C of what the file begins
+                         with and of this; behind what the file itself begins with
+    frame                as many bytes as its content has, so that positions stay what they are
+    tags                 16 bytes for each 64 KiB of content, behind the frame's last byte
+
+A block can be read by itself. Each is bound to the file's beginning (with its key), to the number
+and size of its frame, and to its place in it: a frame that was changed, moved, cut off or put in
+another file's place is `SealBroken`. Whoever writes a file seals a number once, and never goes on
+with a file that another process has begun: so no nonce (number and block) comes twice.
+
+What a frame is, its numbers and where it begins, is for the file's owner to say (`wal.frames`).
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from struct import Struct
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+
+from crc32c import crc32c
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from catchwater.objects.base import Buffer, ObjectMissing, StoreError, check_range
+from catchwater.objects.keys import KEY_BYTES, Keys
+from catchwater.objects.local import read_file_range
+from catchwater.objects.seal import (
+    BLOCK_BYTES,
+    HEAD_BYTES,
+    HEAD_CRC,
+    SEALED,
+    TAG_BYTES,
+    SealBroken,
+    SealTooNew,
+    is_head,
+)
+
+_VERSION = 1
+_HEAD = Struct(">HBH")
+"""Version, size of the key's id, size of the wrapped key."""
+
+
+class FileSeal:
+    """Seals and opens the frames of one file."""
+
+    def __init__(self, name: str, beginning: bytes, head: bytes, data_key: bytes) -> None:
+        self.name = name
+        self.head = head
+        self._bound = beginning + head
+        self._cipher = AESGCM(data_key)
+
+    @classmethod
+    def begin(cls, name: str, beginning: bytes, keys: Keys) -> "FileSeal":
+        """A new file's; `name` is one that it keeps wherever it is copied to."""
+        data_key = os.urandom(KEY_BYTES)
+        key_id, wrapped = keys.wrap(data_key, name.encode())
+        named = key_id.encode()
+        head = _HEAD.pack(_VERSION, len(named), len(wrapped)) + named + wrapped
+        if len(head) > HEAD_BYTES - HEAD_CRC.size:
+            raise StoreError("The wrapped data key is too long for a sealed file.")
+        head = head.ljust(HEAD_BYTES - HEAD_CRC.size, b"\0")
+        return cls(name, beginning, head + HEAD_CRC.pack(crc32c(beginning + head)), data_key)
+
+    @classmethod
+    def of(cls, name: str, beginning: bytes, head: bytes, keys: Keys) -> "FileSeal":
+        """Of a file that is there. Raises `KeyMissing`, `KeyWrong`, `SealBroken`, `SealTooNew`."""
+        if not is_head(beginning, head):
+            raise SealBroken(f"The beginning of {name} is damaged.", hint="Restore it from a copy.")
+        version, of_id, of_key = _HEAD.unpack_from(head)
+        if version != _VERSION:
+            raise SealTooNew(
+                f"{name} is sealed in version {version}; this release opens {_VERSION}.",
+                hint="Use the release that has written it.",
+            )
+        at = _HEAD.size
+        key_id = head[at : at + of_id].decode(errors="replace")
+        wrapped = head[at + of_id : at + of_id + of_key]
+        try:
+            data_key = keys.unwrap(key_id, wrapped, name.encode())
+        except StoreError as error:
+            raise type(error)(f"{name} cannot be opened: {error}", hint=error.hint) from error
+        return cls(name, beginning, head, data_key)
+
+    def seal(self, number: int, parts: Sequence[Buffer]) -> list[Buffer]:
+        """What to write of a frame: its bytes in pieces, and behind them their tags in one."""
+        content = memoryview(parts[0] if len(parts) == 1 else b"".join(parts))
+        bound = self._bound + len(content).to_bytes(8, "big")
+        sealed: list[Buffer] = []
+        tags = []
+        for index, at in enumerate(range(0, max(len(content), 1), BLOCK_BYTES)):
+            block = content[at : at + BLOCK_BYTES]
+            made = memoryview(self._cipher.encrypt(_nonce(number, index), block, bound))
+            sealed.append(made[:-TAG_BYTES])
+            tags.append(made[-TAG_BYTES:])
+        return [*sealed, b"".join(tags)]
+
+    def opened(
+        self, number: int, size_bytes: int, first: int, blocks: Buffer, tags: Buffer
+    ) -> bytes:
+        """The content of blocks of a frame of this size, from block `first` on."""
+        bound = self._bound + size_bytes.to_bytes(8, "big")
+        data, ends, content = memoryview(blocks), memoryview(tags), []
+        try:
+            for index in range(len(ends) // TAG_BYTES):
+                block = bytes(data[index * BLOCK_BYTES : (index + 1) * BLOCK_BYTES])
+                tag = bytes(ends[index * TAG_BYTES : (index + 1) * TAG_BYTES])
+                nonce = _nonce(number, first + index)
+                content.append(self._cipher.decrypt(nonce, block + tag, bound))
+        except (InvalidTag, ValueError) as error:
+            raise SealBroken(
+                f"{self.name} is damaged in frame {number}: it is not what was written.",
+                hint="Restore it from a copy.",
+            ) from error
+        return content[0] if len(content) == 1 else b"".join(content)
+
+    def read(self, path: Path, frame: tuple[int, int, int], offset: int, size: int) -> bytes:
+        """Bytes of the file, which lie in the frame (number, first byte, size) of it.
+
+        Raises `ObjectTruncated`, `SealBroken` and `OSError`.
+        """
+        number, begins, size_bytes = frame
+        check_range(str(path), offset - begins, size, size_bytes)
+        if size == 0:
+            return b""
+        first = (offset - begins) // BLOCK_BYTES
+        last = (offset - begins + size - 1) // BLOCK_BYTES
+        upto = min((last + 1) * BLOCK_BYTES, size_bytes)
+        tags, tags_bytes = size_bytes + first * TAG_BYTES, (last + 1 - first) * TAG_BYTES
+        if first == 0 and upto == size_bytes:  # then they are side by side
+            blocks = read_file_range(path, begins, size_bytes + tags_bytes)
+            ends = blocks[size_bytes:]
+        else:
+            begin = first * BLOCK_BYTES
+            blocks = read_file_range(path, begins + begin, upto - begin)
+            ends = read_file_range(path, begins + tags, tags_bytes)
+        blocks = blocks[: upto - first * BLOCK_BYTES]
+        content = self.opened(number, size_bytes, first, blocks, ends)
+        skipped = offset - begins - first * BLOCK_BYTES
+        return content if size == len(content) else content[skipped : skipped + size]
+
+
+def _nonce(number: int, index: int) -> bytes:
+    return number.to_bytes(8, "big") + index.to_bytes(4, "big")
+
+
+# --- for readers with a plan and no log ---
+
+
+def frame_url(path: Path, name: str, beginning_bytes: int, frame: tuple[int, int, int]) -> str:
+    """Where one frame of a sealed file is to be read, see `objects.urls.read_range`."""
+    number, begins, size_bytes = frame
+    asked = {"head": beginning_bytes, "number": number, "begins": begins, "size": size_bytes}
+    url = path.absolute().as_uri()
+    return f"{SEALED}{url}?{urlencode(asked)}#{quote(name)}"
+
+
+def read_by_url(url: str, keys: Keys, offset: int, size: int) -> bytes:
+    """Bytes of what `frame_url` names. Raises a `StoreError`."""
+    parts = urlsplit(url.removeprefix(SEALED))
+    asked = {name: int(value) for name, value in parse_qsl(parts.query)}
+    path, name = Path(unquote(parts.path)), unquote(parts.fragment)
+    try:
+        with open(path, "rb") as file:
+            beginning = file.read(asked["head"])
+            head = file.read(HEAD_BYTES)
+        frame = (asked["number"], asked["begins"], asked["size"])
+        return FileSeal.of(name, beginning, head, keys).read(path, frame, offset, size)
+    except FileNotFoundError as error:
+        raise ObjectMissing(f"There is no file {path}.") from error
+    except OSError as error:
+        raise StoreError(f"{path} could not be read: {error.strerror}.") from error
