@@ -1,6 +1,6 @@
 """`catchwater savepoint …`: take, list, check, restore, carry and delete them, without Spark."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from catchwater.pipeline.opened import OpenPipeline
     from catchwater.recovery.savepoint.format import Savepoint
     from catchwater.recovery.savepoint.store import Shelf
+    from catchwater.recovery.savepoint.verify import Finding
     from catchwater.sinks.config import SinkConfig
 
 app = noun()
@@ -83,7 +84,7 @@ def list_(file: PipelineFile, at: SavepointsAt = None, as_json: AsJson = False) 
     rows = []
     for name in shelf.names():
         try:
-            rows.append(_row(shelf.read(name), shelf.url(name)))
+            rows.append(_row(shelf.read(name, trusted=False), shelf.url(name)))
         except SavepointDamaged as damage:
             rows.append(dict.fromkeys(_COLUMNS) | {"name": name, "url": shelf.url(name)})
             talk(str(damage))
@@ -110,18 +111,79 @@ def verify(
 
     shelf = _shelf(file, at)
     try:
-        found = shelf.read(name)
+        found = shelf.read(name, trusted=False)
     except SavepointDamaged as damage:
         findings = [Finding("fail", FILE, str(damage))]
     else:
         tails, pins = _asked(file)
         with progress("reading") as report:
-            findings = verify(shelf.store, found, tails, pins, report)
+            findings = [*_signed(shelf, name), *verify(shelf.store, found, tails, pins, report)]
     if as_json:
         print_json([asdict(each) for each in findings])
     else:
         print_table(["verdict", "of", "why"], [(f.verdict, f.subject, f.message) for f in findings])
     leave(each.verdict for each in findings)
+
+
+def _signed(shelf: "Shelf", name: str) -> "Iterator[Finding]":
+    """Who vouches for it; nothing where there are no keys and it is not signed."""
+    from catchwater.objects.open import given_keys
+    from catchwater.recovery.savepoint.format import check_signed, signed_with
+    from catchwater.recovery.savepoint.signature import SavepointUntrusted
+    from catchwater.recovery.savepoint.verify import Finding
+
+    data, where = shelf.raw(name)
+    keys, key = given_keys(), signed_with(data)
+    if keys is None:
+        if key is not None:
+            yield Finding("unknown", "signature", f"{key!r} signed it, and no key was given here")
+        return
+    try:
+        check_signed(data, where, keys)
+    except SavepointUntrusted as refusal:
+        yield Finding("fail", "signature", str(refusal))
+    else:
+        yield Finding("pass", "signature", f"signed with the key {key!r}")
+
+
+@app.command()
+def sign(
+    file: PipelineFile,
+    name: Name,
+    at: SavepointsAt = None,
+    as_json: AsJson = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+) -> None:
+    """Vouch for a savepoint with your key, so that it can be restored where there are keys.
+
+    Reads all of it first. It brings code: sign what you know to be yours.
+    """
+    from catchwater.config import ConfigError
+    from catchwater.objects.open import KEYS, given_keys
+    from catchwater.recovery.savepoint.format import FILE, encode, signed_with
+    from catchwater.recovery.savepoint.verify import check_whole
+
+    shelf = _shelf(file, at)
+    keys = given_keys()
+    if keys is None:
+        raise ConfigError(
+            "There is no key here to sign with.",
+            hint=f"Name the keys in {KEYS}: file:PATH, env:NAME or command:PROGRAM.",
+        )
+    found = shelf.read(name, trusted=False)
+    plan = f"sign {shelf.url(name)}: epoch {found.epoch} of {found.pipeline}, made by "
+    plan += f"{found.catchwater}, with code of {', '.join(found.functions)}"
+    if not agreed(plan, dry_run=dry_run, yes=yes):
+        return
+    with progress("reading") as report:
+        check_whole(shelf.store, found, report)
+    data = encode(found, keys)
+    shelf.store.put(f"{name}/{FILE}", [data])
+    if as_json:
+        print_json({"name": name, "key": signed_with(data)})
+    else:
+        talk(f"savepoint {name} is signed with the key {signed_with(data)!r}")
 
 
 @app.command()
@@ -260,7 +322,7 @@ def delete(
     shelf = pipeline.shelf(at)
     there = shelf.exists(name)
     try:
-        pin = shelf.read(name).pin if there else ""
+        pin = shelf.read(name, trusted=False).pin if there else ""
     except SavepointDamaged:
         pin = ""
     plan = f"delete {shelf.url(name)}{_way_back(pipeline, name)}"

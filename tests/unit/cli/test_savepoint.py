@@ -1,5 +1,6 @@
 """What `savepoint` says where there is none."""
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -144,3 +145,32 @@ def test_a_url_is_no_folder_to_restore_into(
     refused = catchwater(*asked)
     assert refused.code == 2 and "name it as the checkpoint" in refused.err
     assert not (tmp_path / "s3:").exists()
+
+
+def test_only_a_signed_savepoint_is_restored_where_there_are_keys(
+    catchwater: Any, pipeline_file: Path, shelf: Shelf, tmp_path: Path, monkeypatch: Any
+) -> None:
+    into = tmp_path / "into"
+    answer = catchwater("savepoint", "sign", pipeline_file, "whole", "--yes")
+    assert answer.code == 2 and "There is no key here to sign with" in answer.err
+    monkeypatch.setenv("OF_THE_TEST", f"ours = {base64.b64encode(bytes(32)).decode()}")
+    monkeypatch.setenv("CATCHWATER_ENCRYPTION_KEYS", "env:OF_THE_TEST")
+    restore = ("savepoint", "restore", pipeline_file, "whole", "--into", into, "--yes")
+    answer = catchwater(*restore)
+    assert answer.code == 5 and "is not signed, and there are keys" in answer.err
+    assert "catchwater savepoint sign FILE NAME" in answer.err
+    assert not into.exists()
+    told = json.loads(catchwater("savepoint", "verify", pipeline_file, "whole", "--json").out)
+    assert ("fail", "signature") in {(each["verdict"], each["subject"]) for each in told}
+    code = next((tmp_path / "savepoints" / "whole" / "code").iterdir())
+    before = code.read_bytes()
+    code.write_bytes(before + b"#")
+    answer = catchwater("savepoint", "sign", pipeline_file, "whole", "--yes")
+    assert "cannot be used" in answer.err, "nothing is signed that was not read"
+    code.write_bytes(before)
+    answer = catchwater("savepoint", "sign", pipeline_file, "whole", "--yes", "--json")
+    assert json.loads(answer.out) == {"name": "whole", "key": "ours"}
+    told = json.loads(catchwater("savepoint", "verify", pipeline_file, "whole", "--json").out)
+    assert ("pass", "signature") in {(each["verdict"], each["subject"]) for each in told}
+    answer = catchwater(*restore)
+    assert "is not signed" not in answer.err

@@ -24,7 +24,7 @@ import msgspec
 from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError
 from catchwater.objects.base import ObjectExists, ObjectMissing, ObjectStore
-from catchwater.objects.open import open_store
+from catchwater.objects.open import given_keys, open_store
 from catchwater.recovery import checkpoint as checkpoints
 from catchwater.recovery.at_url import shown
 from catchwater.recovery.checkpoint import NoSuchCheckpoint
@@ -168,7 +168,7 @@ def create(
                 continue
             made = msgspec.structs.replace(made, objects=objects, pin=pinned)
             try:
-                shelf.store.put_if_absent(f"{name}/{FILE}", [encode(made)])
+                shelf.store.put_if_absent(f"{name}/{FILE}", [encode(made, given_keys())])
             except ObjectExists as error:
                 if pin:  # ours has taken the place of its own, which may reach further back
                     pin(name, shelf.read(name).entry.end)

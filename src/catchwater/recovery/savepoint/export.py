@@ -11,12 +11,13 @@ import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from catchwater.config import CatchwaterError
 from catchwater.objects.base import ObjectExists, StoreError
-from catchwater.objects.open import place
+from catchwater.objects.open import given_keys, place
 from catchwater.recovery.ledger import sync_folder
 from catchwater.recovery.savepoint.create import Progress, SavepointExists, keep
 from catchwater.recovery.savepoint.format import (
@@ -24,11 +25,16 @@ from catchwater.recovery.savepoint.format import (
     LARGEST_FILE_BYTES,
     Savepoint,
     SavepointDamaged,
+    check_signed,
     decode,
     encode,
 )
+from catchwater.recovery.savepoint.signature import SavepointUntrusted
 from catchwater.recovery.savepoint.store import Shelf
 from catchwater.recovery.savepoint.verify import read_whole
+
+if TYPE_CHECKING:
+    from catchwater.objects.keys import Keys
 
 
 class FileExists(CatchwaterError):
@@ -45,11 +51,12 @@ def export_file(shelf: Shelf, name: str, path: Path, progress: Progress | None =
     if path.exists():
         raise FileExists(f"{path} exists already.", hint="Name another file.")
     path.parent.stat()  # a folder that is not there is an error by its own name
-    savepoint = shelf.read(name)
+    data, where = shelf.raw(name)
+    savepoint = decode(data, where)
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with fresh.open("xb") as file, tarfile.open(fileobj=file, mode="w") as tar:
-            _add(tar, savepoint, FILE, encode(savepoint))
+            _add(tar, savepoint, FILE, data)  # with its signature
             for number, each in enumerate(savepoint.objects, 1):
                 try:
                     _add(tar, savepoint, each.key, read_whole(shelf.store, name, each))
@@ -74,7 +81,7 @@ def export_file(shelf: Shelf, name: str, path: Path, progress: Progress | None =
 def read_head(path: Path) -> Savepoint:
     """The `savepoint.json` of an exported file. Raises `SavepointDamaged`."""
     with _opened(path) as tar:
-        return _head(path, tar)
+        return decode(_head(path, tar), str(path))
 
 
 def import_file(
@@ -83,18 +90,31 @@ def import_file(
     """Put a savepoint from a file onto a shelf, complete or invisible.
 
     `pin` is the one that will hold the log for it here, empty: none will; None: what it was before.
-    Raises `SavepointExists`, `SavepointDamaged` naming what is wrong with the file.
+    What was signed with one of our keys is signed again, and what was not stays as it is. Raises
+    `SavepointExists`, `SavepointDamaged` naming what is wrong with the file.
     """
     with _opened(path) as tar:
-        savepoint = _head(path, tar)
-        if pin is not None:
+        data = _head(path, tar)
+        savepoint = decode(data, str(path))
+        if pin not in (None, savepoint.pin):
             savepoint = msgspec.structs.replace(savepoint, pin=pin)
+            data = encode(savepoint, _keys_that_signed(data, path))
         if shelf.exists(savepoint.name):
             raise SavepointExists(
                 f"There is a savepoint {savepoint.name!r} at {shelf.store.url()} already.",
                 hint="Delete that one first, or name another place with --at.",
             )
-        return _take(shelf, savepoint, path, tar, progress)
+        return _take(shelf, savepoint, data, path, tar, progress)
+
+
+def _keys_that_signed(data: bytes, path: Path) -> "Keys | None":
+    keys = given_keys()
+    if keys is not None:
+        try:
+            check_signed(data, str(path), keys)
+        except SavepointUntrusted:
+            return None
+    return keys
 
 
 @contextmanager
@@ -108,7 +128,7 @@ def _opened(path: Path) -> Iterator[tarfile.TarFile]:
         ) from error
 
 
-def _head(path: Path, tar: tarfile.TarFile) -> Savepoint:
+def _head(path: Path, tar: tarfile.TarFile) -> bytes:
     first = tar.next()
     if (
         first is None
@@ -120,12 +140,13 @@ def _head(path: Path, tar: tarfile.TarFile) -> Savepoint:
             f"{path} is no exported savepoint: {FILE} does not come first.",
             hint="Name a file that catchwater savepoint export has written.",
         )
-    return decode(_bytes(tar, first), str(path))
+    return _bytes(tar, first)
 
 
 def _take(
     shelf: Shelf,
     savepoint: Savepoint,
+    data: bytes,
     path: Path,
     tar: tarfile.TarFile,
     progress: Progress | None,
@@ -143,7 +164,7 @@ def _take(
     if expected:
         raise SavepointDamaged(f"{path} ends before {min(expected)!r}.")
     try:
-        shelf.store.put_if_absent(f"{savepoint.name}/{FILE}", [encode(savepoint)])
+        shelf.store.put_if_absent(f"{savepoint.name}/{FILE}", [data])
     except ObjectExists as error:
         raise SavepointExists(f"A savepoint {savepoint.name!r} was made meanwhile.") from error
     return savepoint

@@ -7,13 +7,17 @@ checkpoint's store, and `savepoint.json`, written last, which names them all wit
 
 import hashlib
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from catchwater.config import CatchwaterError
 from catchwater.objects.base import BadKey, check_key
 from catchwater.recovery.ledger import EpochEntry, SourceOffset
+from catchwater.recovery.savepoint.signature import Signature, check_signature, sign
+
+if TYPE_CHECKING:
+    from catchwater.objects.keys import Keys
 
 FILE = "savepoint.json"
 LARGEST_FILE_BYTES = 64 << 20
@@ -79,11 +83,13 @@ class Savepoint(msgspec.Struct, frozen=True, kw_only=True):
         return sum(each.size_bytes for each in self.objects)
 
 
-class _File(msgspec.Struct, frozen=True):
+class _File(msgspec.Struct, frozen=True, omit_defaults=True):
     format: str
     version: int
     sha256: str
     savepoint: msgspec.Raw
+    signature: Signature | None = None
+    """Of the savepoint's bytes; where there were keys."""
 
 
 def is_name(name: str) -> bool:
@@ -101,15 +107,31 @@ def check_name(name: str) -> str:
     return name
 
 
-def encode(savepoint: Savepoint) -> bytes:
-    """The bytes of `savepoint.json`."""
+def encode(savepoint: Savepoint, keys: "Keys | None" = None) -> bytes:
+    """The bytes of `savepoint.json`, signed where there are keys."""
     body = msgspec.json.encode(savepoint)
-    file = _File(_FORMAT, _VERSION, hashlib.sha256(body).hexdigest(), msgspec.Raw(body))
-    return msgspec.json.encode(file)
+    signature = sign(body, keys) if keys else None
+    checksum = hashlib.sha256(body).hexdigest()
+    return msgspec.json.encode(_File(_FORMAT, _VERSION, checksum, msgspec.Raw(body), signature))
+
+
+def check_signed(data: bytes, where: str, keys: "Keys") -> None:
+    """Raise `SavepointUntrusted` unless these keys have signed what `decode` has accepted."""
+    file = msgspec.json.decode(data, type=_File)
+    check_signature(bytes(file.savepoint), file.signature, keys, where)
+
+
+def signed_with(data: bytes) -> str | None:
+    """The id of the key with which it says it was signed; None: it was not."""
+    signature = msgspec.json.decode(data, type=_File).signature
+    return None if signature is None else signature.key
 
 
 def decode(data: bytes, where: str) -> Savepoint:
-    """The parsed `savepoint.json`; `where` is its URL, for messages. Raises `SavepointDamaged`."""
+    """The parsed `savepoint.json`; `where` is its URL, for messages. Raises `SavepointDamaged`.
+
+    Who signed it is for `check_signed`.
+    """
     try:
         if len(data) > LARGEST_FILE_BYTES:
             raise ValueError(f"it has more than {LARGEST_FILE_BYTES} bytes")

@@ -15,9 +15,16 @@ import msgspec
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
 from catchwater.objects.base import ObjectMissing, ObjectStore, StoreError
-from catchwater.objects.open import open_store, place
+from catchwater.objects.open import given_keys, open_store, place
 from catchwater.recovery.ledger import FOLDER, read_json, write_whole
-from catchwater.recovery.savepoint.format import FILE, Savepoint, check_name, decode, is_name
+from catchwater.recovery.savepoint.format import (
+    FILE,
+    Savepoint,
+    check_name,
+    check_signed,
+    decode,
+    is_name,
+)
 
 
 class NoSuchSavepoint(CatchwaterError):
@@ -61,8 +68,21 @@ class Shelf:
             return False
         return True
 
-    def read(self, name: str) -> Savepoint:
-        """A savepoint's own file. Raises `NoSuchSavepoint`, `SavepointDamaged`."""
+    def read(self, name: str, *, trusted: bool = True) -> Savepoint:
+        """What a savepoint's own file says; where there are keys, only if one has signed it.
+
+        That is not asked unless `trusted`: then nothing of it may be restored. Raises
+        `NoSuchSavepoint`, `SavepointDamaged`, `SavepointUntrusted`.
+        """
+        data, where = self.raw(name)
+        found = decode(data, where)
+        keys = given_keys() if trusted else None
+        if keys is not None:
+            check_signed(data, where, keys)
+        return found
+
+    def raw(self, name: str) -> tuple[bytes, str]:
+        """The bytes of a savepoint's own file, and its URL. Raises `NoSuchSavepoint`."""
         key = f"{check_name(name)}/{FILE}"
         try:
             data = self.store.get(key)
@@ -71,7 +91,7 @@ class Shelf:
             raise NoSuchSavepoint(
                 f"There is no savepoint {name!r} at {self.store.url()}; there are: {there}."
             ) from error
-        return decode(data, place(self.store, key))
+        return data, place(self.store, key)
 
     def delete(self, name: str) -> int:
         """Remove a savepoint, or what is left of one; the bytes of its objects.

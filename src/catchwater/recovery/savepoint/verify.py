@@ -13,7 +13,7 @@ from catchwater.config import CatchwaterError
 from catchwater.objects.base import ObjectStore, StoreError
 from catchwater.recovery.contract import PartitionTail, check_covered
 from catchwater.recovery.savepoint.create import Progress, state_log
-from catchwater.recovery.savepoint.format import Savepoint, StoredObject
+from catchwater.recovery.savepoint.format import Savepoint, SavepointDamaged, StoredObject
 from catchwater.state.parts import ShardDamaged
 
 Verdict = Literal["pass", "unknown", "fail"]
@@ -53,6 +53,15 @@ def read_whole(store: ObjectStore, name: str, stored: StoredObject) -> bytes:
     if hashlib.sha256(data).hexdigest() != stored.sha256:
         raise ValueError("its checksum does not match")
     return data
+
+
+def check_whole(store: ObjectStore, savepoint: Savepoint, progress: Progress | None = None) -> None:
+    """Raise `SavepointDamaged` naming the first object that is not what the savepoint says."""
+    for finding in _objects(store, savepoint, progress):
+        raise SavepointDamaged(
+            f"{savepoint.name}/{finding.subject} cannot be used: {finding.message}.",
+            hint="catchwater savepoint verify tells everything that is damaged.",
+        )
 
 
 def _objects(
