@@ -23,7 +23,7 @@ from typing import Protocol
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from catchwater.config import ConfigError
+from catchwater.config import ConfigError, Restart
 from catchwater.objects.base import StoreError, StoreUnavailable
 from catchwater.references import BadReference, refuse_readable
 
@@ -37,9 +37,13 @@ _MOST_UNWRAPPED = 10_000
 class KeyMissing(StoreError):
     """An object is sealed with a key that is not there."""
 
+    restart = Restart.NEVER
+
 
 class KeyWrong(StoreError):
     """A key of the right name does not open what it is said to have sealed."""
+
+    restart = Restart.NEVER
 
 
 class Keys(Protocol):

@@ -4,6 +4,7 @@ from struct import Struct
 
 from crc32c import crc32c
 
+from catchwater.config import Restart
 from catchwater.objects.base import StoreError
 
 KEYS = "CATCHWATER_ENCRYPTION_KEYS"
@@ -22,6 +23,8 @@ HEAD_CRC = Struct(">I")
 
 class KeysNeeded(StoreError):
     """What is to be read is encrypted, and this process was given no keys."""
+
+    restart = Restart.NEVER
 
     def __init__(self, what: str) -> None:
         super().__init__(

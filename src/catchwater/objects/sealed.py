@@ -185,7 +185,8 @@ class SealedStore:
         try:
             data_key = self._keys.unwrap(key_id, wrapped, key.encode())
         except StoreError as error:
-            raise type(error)(f"{key} cannot be opened: {error}", hint=error.hint) from error
+            where = f"{key} in {self._store.url()}"
+            raise type(error)(f"{where} cannot be opened: {error}", hint=error.hint) from error
         sealed = _Sealed(header, data_key, size_bytes)
         with self._lock:
             self._known[key] = sealed

@@ -30,7 +30,7 @@ import msgspec
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
 from catchwater.objects.base import StoreError
-from catchwater.objects.open import open_store
+from catchwater.objects.open import check_seal, open_store
 from catchwater.objects.retry import PATIENT, Patience
 from catchwater.recovery import at_url, fenced
 from catchwater.recovery import checkpoint as spark_log
@@ -189,14 +189,14 @@ def take(folder: Path, clock: Clock, *, lease_ms: int = fenced.LEASE_MS, lapsed:
     """Take the lease, and make the folder again. The caller holds its lock, and calls `release`.
 
     `lapsed` is the token of a holder that has been silent for its whole lease. Raises `LeaseHeld`,
-    `LedgerDamaged`, `StoreError`.
+    `LedgerDamaged`, `StoreError`, which other keys than those it was sealed with are.
     """
     if (kept := at_url.read(folder)) is None:
         return
+    store = open_store(kept.url, clock)
+    check_seal(store)
     # Whoever took it from here last is gone: it held the lock that is ours now.
-    writer = fenced.take(
-        open_store(kept.url, clock), clock, gone=(kept.token, lapsed), lease_ms=lease_ms
-    )
+    writer = fenced.take(store, clock, gone=(kept.token, lapsed), lease_ms=lease_ms)
     at_url.keep(folder, Url(kept.url, writer.mine.token))
     remote = Remote(folder, writer, clock)
     _taken[folder] = remote
@@ -272,7 +272,9 @@ def refresh(folder: Path, clock: Clock, patience: Patience = PATIENT) -> None:
     """Make the folder as the log has it. The caller holds its lock, and does not go on to write."""
     if (kept := at_url.read(folder)) is None or folder in _taken:
         return
-    end = fenced.read_end(open_store(kept.url, clock, patience))
+    store = open_store(kept.url, clock, patience)
+    check_seal(store, may_write=False)
+    end = fenced.read_end(store)
     _make(folder, end.files, clock)
     found = msgspec.structs.replace(
         kept, elsewhere=str(_other(end, kept) or ""), read_ms=clock.now_ms()

@@ -24,7 +24,7 @@ import pyarrow as pa
 from catchwater import traces as otel
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError, Restart
-from catchwater.objects.open import open_store, refuse_plain_local
+from catchwater.objects.open import check_seal, open_store, refuse_plain_local
 from catchwater.pipeline.epochs import EpochWriter, Tails, Upkeep
 from catchwater.pipeline.functions.spec import FunctionSpec, Poison
 from catchwater.pipeline.opened import OpenPipeline, check_fit, check_sinks, source_of, values_of
@@ -56,7 +56,7 @@ from catchwater.recovery.checkpoint import Checkpoint, settle
 from catchwater.recovery.contract import FunctionVersion, Terms
 from catchwater.recovery.estimate import Estimate, RestoreWatch, near_s
 from catchwater.recovery.fenced import LeaseHeld
-from catchwater.recovery.folder import Lock, claim_home, key_part, state_folder
+from catchwater.recovery.folder import Lock, claim_home, home_of, key_part, state_folder
 from catchwater.recovery.intact import check_files
 from catchwater.recovery.ledger import EpochEntry, Ledger, LedgerDamaged, numbered
 from catchwater.recovery.progress import CatchingUp, Range
@@ -174,6 +174,7 @@ def prepare(config: PipelineConfig, began_s: float, clock: Clock) -> OpenPipelin
     """
     refuse_plain_local("its local state and Spark's files", os.environ)
     handover.check(config.checkpoint, handover.Event.START)
+    check_seal(open_store(home_of(config.checkpoint), clock), may_write=False)
     pipeline = OpenPipeline(config, clock=clock, timeout_s=TIMEOUT_S)
     specs = pipeline.specs
     # Does the file fit the functions, and the pipeline the checkpoint?
@@ -189,7 +190,8 @@ def prepare(config: PipelineConfig, began_s: float, clock: Clock) -> OpenPipelin
     pipeline.specs, codes = ([*each] for each in zip(*functions, strict=True))
     values = values_of(config, pipeline.specs[0])
     pipeline.codes = [replace(codes[0], values=values), *codes[1:]]
-    claim_home(config.checkpoint, config.state, pipeline.name, clock)
+    home = claim_home(config.checkpoint, config.state, pipeline.name, clock)
+    check_seal(open_store(home, clock))
     # Is all of its input there, and do sinks and log hold what the checkpoint goes on from?
     with closing(pipeline.source) as source:
         source.partitions()
