@@ -295,9 +295,14 @@ class Control:
 
     def objects_url(self) -> str:
         """Where staged objects are to be put."""
-        url = str(self.request("GET", "/api/v1/storage")["objects"])
+        return self.storage()[0]
+
+    def storage(self) -> tuple[str, bool]:
+        """Where the log's objects lie, and whether they are sealed."""
+        found = self.request("GET", "/api/v1/storage")
+        url = str(found["objects"])
         check_location(url, self.url, self.locations)
-        return url
+        return url, bool(found.get("sealed"))
 
     def request(self, method: str, path: str, content: object = None) -> dict[str, Any]:
         """One call, repeated while the API is not there or not ready; its JSON answer.

@@ -8,6 +8,7 @@ cannot repair others.
 The stager for the tasks is in `log_stager`.
 """
 
+import os
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from catchwater.clock import Clock
-from catchwater.config import CatchwaterError
+from catchwater.config import CatchwaterError, ConfigError
 from catchwater.recovery.ledger import SinkEpoch
 from catchwater.sinks.base import (
     RETRACTS_HEADER,
@@ -585,6 +586,24 @@ def _look(config: SinkConfig, context: "SinkContext") -> TargetState:
     return TargetState(newest is not None, newest)
 
 
+def _store_of(control: "Control") -> str:
+    """Where to stage what the log is to read. Raises `ConfigError` or `StoreError`: it could not."""
+    from catchwater.objects.open import KEYS, check_seal
+    from catchwater.sinks.staged import store_at
+
+    url, is_sealed = control.storage()
+    if is_sealed:
+        check_seal(store_at(url), may_write=False)
+    elif os.environ.get(KEYS):
+        raise ConfigError(
+            f"The log at {control.url} has no keys, and could not read what this pipeline, which "
+            "has some, would stage there.",
+            hint="Give its brokers the same keys (catchwater.encryption.keys), or write to it as "
+            'to any Kafka: kind = "kafka".',
+        )
+    return url
+
+
 def _open(config: SinkConfig, context: "SinkContext", truth: "Archive") -> LogSink:
     """Creates the topic. Raises `NotOurLog` for a source that is no Catchwater log."""
     from catchwater.sinks.log_stager import LogAppender, LogStager
@@ -598,7 +617,7 @@ def _open(config: SinkConfig, context: "SinkContext", truth: "Archive") -> LogSi
             client.create_topics({options.topic: options.partitions or -1})
     found = control.request("GET", f"/api/v1/topics/{options.topic}")
     stager = LogStager(
-        control.objects_url(),
+        _store_of(control),
         staged_folder(*owner.name),
         bytes.fromhex(found["id"]),
         int(found["partitions"]),
