@@ -1,8 +1,12 @@
 """Quotas of clients under librdkafka: the rate that is held to, and the neighbour who is not."""
 
 import socket
+import statistics
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import get_context
 from typing import Any
 
 import pytest
@@ -93,6 +97,53 @@ def test_a_producer_is_held_to_its_rate_and_a_neighbour_is_not(quotas: Any) -> N
     print(rates)
     assert rates["slow"] == pytest.approx(1_000_000, rel=0.15)
     assert rates["quick"] > 5_000_000
+
+
+def flood(bootstrap: str, seconds: float) -> None:
+    """As fast as it can, as a client that is held to its rate."""
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap, "client.id": "flooding", "linger.ms": 0,
+            "batch.size": 100_000, "queue.buffering.max.kbytes": 8_000,
+        }
+    )  # fmt: skip
+    until_s = time.monotonic() + seconds
+    while time.monotonic() < until_s:
+        try:
+            producer.produce("slow", RECORD)
+            producer.poll(0)
+        except BufferError:
+            producer.poll(0.02)
+    producer.purge()
+
+
+@contextmanager
+def flooded(bootstrap: str, seconds: float) -> Iterator[None]:
+    """By clients in processes of their own, so that only the broker's part is measured."""
+    started = [
+        get_context("spawn").Process(target=flood, args=(bootstrap, seconds)) for _ in range(3)
+    ]
+    for each in started:
+        each.start()
+    try:
+        yield
+    finally:
+        for each in started:
+            each.terminate()
+            each.join()
+
+
+@pytest.mark.slow
+def test_a_flooded_neighbour_keeps_four_fifths_of_what_it_has_alone(quotas: Any) -> None:
+    """Alone and beside the flood by turns, in one run, so that the machine is the same for both."""
+    limit(quotas, "flooding", "producer_byte_rate", 1_000_000)
+    alone, beside = [], []
+    for _ in range(3):
+        alone.append(produced_bytes(quotas, "quick", "neighbour", 2.0))
+        with flooded(quotas.bootstrap, 30.0):
+            beside.append(produced_bytes(quotas, "quick", "neighbour", 2.0))
+    print("alone", alone, "beside", beside)
+    assert statistics.median(beside) >= 0.8 * statistics.median(alone)
 
 
 @pytest.mark.slow

@@ -5,13 +5,20 @@ import subprocess
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+)
 from tests.conformance.corpus import DEADLINE_S
 from tests.conftest import COMMAND, until
 
-from catchwater.audit import lines_of
-from catchwater.replay.control import Control
+from catchwater.audit import AUDIT_TOPIC, lines_of
+from catchwater.replay.control import Control, ControlRefused
 from catchwater.replay.plan import Wanted
 
 
@@ -55,6 +62,60 @@ def test_the_map_lists_every_topic_and_warns_of_one_without_an_owner(governed: A
     assert found["owned"]["residency"] == "eu-central-1"
     assert found["owned"]["place"].startswith("file://")
     assert found["owned"]["encrypted"] == "no"
+
+
+def failing(done: Any) -> int:
+    """The code with which an administrator's request fails."""
+    with pytest.raises(KafkaException) as refusal:
+        done.result(DEADLINE_S)
+    return int(refusal.value.args[0].code())
+
+
+def test_nobody_writes_deletes_or_shortens_the_trail_s_topic_and_its_head_is_anchored(
+    governed: Any,
+) -> None:
+    create(governed, "noted")
+    admin = AdminClient({"bootstrap.servers": governed.bootstrap})
+    until(lambda: AUDIT_TOPIC in admin.list_topics(timeout=DEADLINE_S).topics)
+    place = TopicPartition(AUDIT_TOPIC, 0)
+    resource = ConfigResource(
+        ConfigResource.Type.TOPIC, AUDIT_TOPIC,
+        incremental_configs=[
+            ConfigEntry("retention.ms", "1", incremental_operation=AlterConfigOpType.SET)
+        ],
+    )  # fmt: skip
+    codes = {
+        "delete": failing(admin.delete_topics([AUDIT_TOPIC])[AUDIT_TOPIC]),
+        "records": failing(admin.delete_records([TopicPartition(AUDIT_TOPIC, 0, 1)])[place]),
+        "configs": failing(admin.incremental_alter_configs([resource])[resource]),
+        "partitions": failing(
+            admin.create_partitions([NewPartitions(AUDIT_TOPIC, 2)])[AUDIT_TOPIC]
+        ),
+    }
+    errors = []
+    for settings in ({}, {"enable.idempotence": True}, {"transactional.id": "x"}):
+        producer = Producer({"bootstrap.servers": governed.bootstrap} | settings)
+        if "transactional.id" in settings:
+            producer.init_transactions(DEADLINE_S)
+            producer.begin_transaction()
+        producer.produce(AUDIT_TOPIC, b"{}", on_delivery=lambda error, _: errors.append(error))
+        producer.flush(DEADLINE_S)
+    denied = KafkaError.TOPIC_AUTHORIZATION_FAILED
+    assert set(codes.values()) == {denied}, codes
+    assert [error.code() for error in errors] == [denied] * 3
+    with pytest.raises(ControlRefused) as refusal:
+        Control(governed.control_url).commit_epoch(
+            "p", "s", 0, topic=AUDIT_TOPIC, staged=[], checksum=""
+        )
+    assert refusal.value.code == "TOPIC_AUTHORIZATION_FAILED"
+    consumer = Consumer({"bootstrap.servers": governed.bootstrap, "group.id": "g"})
+    start, _ = consumer.get_watermark_offsets(place, DEADLINE_S)
+    consumer.close()
+    assert start == 0
+    trail, objects = governed.home / "audit", governed.data_dir / "objects"
+    until(lambda: lines_of(trail) and any((objects / "audit").rglob("*")))
+    verified = run("audit", "verify", str(trail), "--objects", str(objects))
+    assert verified[0] == 0, verified
 
 
 def test_what_was_derived_of_a_topic_is_proved_after_it_is_gone(governed: Any) -> None:

@@ -13,6 +13,7 @@ from catchwater.broker.router import APIS
 from catchwater.catalog.rows import BrokerRow, Session
 from catchwater.config import Address, BrokerConfig, CatchwaterError, LogConfig
 from catchwater.log.log import Log
+from catchwater.objects.open import sealed
 from catchwater.objects.retry import Patience, RetryingStore
 from catchwater.wal.object import ObjectWal
 from catchwater.wal.open import session_prefix
@@ -53,7 +54,7 @@ async def broker_opener(machine: Machine) -> Broker:
 
 
 async def _open_log(machine: Machine) -> Log:
-    store = RetryingStore(machine.store, machine.clock, PATIENCE)
+    store = RetryingStore(sealed(machine.store), machine.clock, PATIENCE)
 
     def open_wal(session: Session) -> ObjectWal:
         prefix = session_prefix(session)

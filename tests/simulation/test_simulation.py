@@ -4,11 +4,14 @@
 -k one_seed` runs a single one again, and HISTORY=file keeps its history for `catchwater check`.
 """
 
+import base64
 import os
 from pathlib import Path
 
 import pytest
 from tests.simulation.run import FAULTY_S, simulate
+
+from catchwater.objects.open import KEYS
 
 SEEDS = int(os.environ.get("SEEDS", "3"))
 SEED = int(os.environ.get("SEED", "0"))
@@ -22,6 +25,14 @@ def cuts_off(seed: int) -> bool:
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_whatever_fails_nothing_acknowledged_is_lost_and_all_goes_on_after(seed: int) -> None:
+    outcome = simulate(seed, cuts_off=cuts_off(seed))
+    assert outcome.is_good, outcome.explained()
+
+
+@pytest.mark.parametrize("seed", range(1000, 1000 + SEEDS, 3))
+def test_with_keys_it_is_so_too(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OF_THE_LOG", f"k = {base64.b64encode(bytes(32)).decode()}")
+    monkeypatch.setenv(KEYS, "env:OF_THE_LOG")
     outcome = simulate(seed, cuts_off=cuts_off(seed))
     assert outcome.is_good, outcome.explained()
 

@@ -30,6 +30,7 @@ from catchwater.catalog.rows import Notice, PartitionKey, Topic
 from catchwater.drill.history import Line
 from catchwater.log.log import Log
 from catchwater.objects.memory import MemoryStore
+from catchwater.objects.open import sealed
 
 T = TypeVar("T")
 
@@ -187,8 +188,10 @@ class World:
         self.weather = Weather(**self.climate)
         self.database = Database(self.clock, self.watch)
         plan = FaultPlan(self.seed, Rates(stale_list_ms=5_000))
-        self.bucket = MemoryStore(self.clock)
-        self.store = FaultyStore(self.bucket, plan, self.clock)
+        inside = MemoryStore(self.clock)
+        self.bucket = sealed(inside)
+        """What lies there, as who has the keys (if there are any) sees it."""
+        self.store = FaultyStore(inside, plan, self.clock)
         self.network = Network(self.loop, self.weather, self.stream("network"))
         self.machines = [
             Machine(self, number + 1, self.open_broker) for number in range(self.brokers)

@@ -587,7 +587,7 @@ def _look(config: SinkConfig, context: "SinkContext") -> TargetState:
 
 
 def _store_of(control: "Control") -> str:
-    """Where to stage what the log is to read. Raises `ConfigError` or `StoreError`: it could not."""
+    """Where to stage what the log is to read. Raises `ConfigError`, `StoreError`: it could not."""
     from catchwater.objects.open import KEYS, check_seal
     from catchwater.sinks.staged import store_at
 
