@@ -9,7 +9,6 @@ import base64
 import json
 import os
 import subprocess
-import sys
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conftest import until
+from tests.conftest import COMMAND, until
 from tests.e2e.in_session import Pipeline, produce, read
 
 from catchwater.objects.seal import KeysNeeded
@@ -218,7 +217,7 @@ def test_spark_leaves_it_only_in_its_scratch(make_world: Callable[[bool], World]
     world.feed()
     with (world.folder / "driver.log").open("wb") as log:
         done = subprocess.run(
-            [sys.executable, "-m", "catchwater", "pipeline", "run", str(world.file),
+            [COMMAND, "pipeline", "run", str(world.file),
              "--quick", "--no-supervise"],
             cwd=world.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=500,
             check=False,
