@@ -29,7 +29,7 @@ WORD = "Zq8vX2mLw7"
 """Short and without a pattern, so that no compression hides it."""
 EVENTS = 60
 FUNCTION = """\
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from catchwater import Context, Keyed, Out, function
 
 @dataclass
@@ -41,7 +41,7 @@ class Order:
 
 @dataclass
 class Seen:
-    notes: list[str]
+    notes: list[str] = field(default_factory=list)
 
 @dataclass
 class Row:
@@ -53,7 +53,7 @@ class Row:
 class Marked(Keyed[Order, Seen, Row]):
     def on_event(self, e: Order, s: Seen, ctx: Context) -> Out[Row]:
         if e.n % 10 == 3:
-            raise ValueError("a note that nobody likes")
+            raise ValueError(f"nobody likes {e.note}")
         s.notes.append(e.note)
         return [Row(e.card, e.note)]
 """
