@@ -168,5 +168,5 @@ def survives_every_kill(tmp_path: Path, seed: int, settings: dict[str, str], mos
         broker.close()
     ended = sum(outcome is not None for outcome in load.all[-1].outcomes.values())
     print(f"{len(load.producer.acknowledged)} batches acknowledged, {ended} transactions ended")
-    print(f"{POINTS} points, {dict(counts)}; before their call {hits[True]}, at some time the rest")
+    print(f"{most} points, {dict(counts)}; before their call {hits[True]}, at some time the rest")
     assert b"Traceback" not in broker.log_file.read_bytes()
