@@ -49,14 +49,20 @@ from catchwater.config import Address, BrokerConfig, CatchwaterError, LogConfig
 from catchwater.log.cluster import BrokerReplaced
 from catchwater.log.log import Log
 from catchwater.log.open import SharedStores
-from catchwater.objects.base import StoreUnavailable
+from catchwater.objects.base import StoreError
 from catchwater.objects.open import check_seal, open_store, use_keys
 from catchwater.objects.retry import ONCE, RetryingStore
+from catchwater.objects.base import StoreError
+from catchwater.objects.open import check_seal, open_store, use_keys
+from catchwater.objects.retry import ONCE, RetryingStore
+from catchwater.objects.seal import KeysNeeded
 from catchwater.traces import Traces
 from catchwater.wal.open import WalKind
 
 BACKLOG = 1024
 """Connections to the Kafka port that the kernel accepts before we do."""
+_ANSWERS_WITHIN_S = 3.0
+"""A store that is asked only whether something in it is sealed."""
 
 _COLLECT_AFTER = (10_000, 20, 50)
 """New objects before a collection of the youngest, then how many of one kind before the next."""
@@ -218,20 +224,25 @@ async def _open_log(config: BrokerConfig, places: Places, clock: Clock) -> Log:
     use_keys(config.catchwater_encryption_keys, config.catchwater_encryption_local)
     log = await _open_plainly(config, places, clock)
     try:
-        await asyncio.to_thread(_check_seal, config, log, clock)
+        await _check_seal(config, log, clock)
     except CatchwaterError:
         await log.close()
         raise
     return log
 
 
-def _check_seal(config: BrokerConfig, log: Log, clock: Clock) -> None:
+async def _check_seal(config: BrokerConfig, log: Log, clock: Clock) -> None:
     """See that what lies in the store can be opened. Raises `StoreError`, `ConfigError`."""
     if config.catchwater_encryption_keys or not config.catchwater_objects:
-        check_seal(log.objects)
+        await asyncio.to_thread(check_seal, log.objects)
         return
-    with suppress(StoreUnavailable):  # a store that is down keeps no broker from starting
-        check_seal(open_store(config.catchwater_objects, clock, ONCE))
+    store = open_store(config.catchwater_objects, clock, ONCE)
+    try:
+        await asyncio.wait_for(asyncio.to_thread(check_seal, store), _ANSWERS_WITHIN_S)
+    except KeysNeeded:
+        raise
+    except (StoreError, TimeoutError):
+        return  # a store that is down keeps no broker from starting
 
 
 async def _open_plainly(config: BrokerConfig, places: Places, clock: Clock) -> Log:
