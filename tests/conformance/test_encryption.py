@@ -55,7 +55,12 @@ def consumed(bootstrap: str, count: int) -> list[bytes]:
 
 def replayed(bootstrap: str) -> list[bytes]:
     options = {"kafka.bootstrap.servers": bootstrap, "subscribe": "t"}
-    reader = BatchReader(parse_options(options | {"catchwater.read": "direct"}))
+    return replayed_by(options | {"catchwater.read": "direct"})
+
+
+def replayed_by(options: dict[str, str]) -> list[bytes]:
+    """All values, in order, as tasks of Spark would hand them over."""
+    reader = BatchReader(parse_options(options))
     return [
         value
         for partition in reader.partitions()
@@ -136,13 +141,7 @@ def offline(data_dir: Path, monkeypatch: pytest.MonkeyPatch, keys: Path | None) 
         monkeypatch.delenv("CATCHWATER_ENCRYPTION_KEYS", raising=False)
     else:
         monkeypatch.setenv("CATCHWATER_ENCRYPTION_KEYS", f"file:{keys}")
-    reader = BatchReader(parse_options({"catchwater.catalog": str(data_dir), "subscribe": "t"}))
-    return [
-        value
-        for partition in reader.partitions()
-        for batch in reader.read(partition)
-        for value in batch.column("value").to_pylist()
-    ]
+    return replayed_by({"catchwater.catalog": str(data_dir), "subscribe": "t"})
 
 
 def command(*words: str, keys: Path | None) -> subprocess.CompletedProcess[str]:

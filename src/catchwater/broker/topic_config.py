@@ -35,6 +35,7 @@ from catchwater.log.topic_settings import (
     Policy,
     refused_schema,
 )
+from catchwater.values.policy import FIELDS, FORM
 
 OWNER, RESIDENCY = "catchwater.owner", "catchwater.residency"
 
@@ -115,6 +116,10 @@ TOPIC_SETTINGS: Mapping[str, Setting] = {
     RESIDENCY: Setting(
         LIST, _only(""), form=re.compile(r"([\w.-]{1,100}(,[\w.-]{1,100})*)?"),
         about="Where it may lie: refused where `catchwater.location` is none of these."),
+    FIELDS: Setting(
+        STRING, _only(""), form=FORM,
+        about="What becomes of fields of its JSON values where our own readers read them: "
+              "`drop`, `mask` or `hash` ([policy](governance.md#fields))."),
     CLEANUP_POLICY: Setting(
         LIST, _only(DELETE), members=frozenset((DELETE, COMPACT)),
         about="Delete by age and size, keep each key's last value, both, or neither (empty)."),

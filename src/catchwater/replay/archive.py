@@ -54,8 +54,9 @@ class Archive:
         ranges = [(each.partition, each.start, each.end) for each in wanted]
         with opened(*self._place) as log:
             try:
+                fields = log.fields(topic)
                 if not read_committed:
-                    return Plan(_ranges(topic, log.plan(topic, ranges)))
+                    return Plan(_ranges(topic, log.plan(topic, ranges)), fields=fields)
                 found = log.plan_committed(topic, ranges)
             except RangeMissing as refusal:
                 return Plan((), tuple(Missing(topic, *gap) for gap in refusal.missing))
@@ -67,7 +68,7 @@ class Archive:
                     hint="End before it, or read once a broker has ended it.",
                 )
         aborted = tuple(Aborted(topic, *row[1:]) for row in found.aborted)
-        return Plan(_ranges(topic, found.ranges), aborted=aborted)
+        return Plan(_ranges(topic, found.ranges), aborted=aborted, fields=fields)
 
     def close(self) -> None:
         """Nothing is held open."""

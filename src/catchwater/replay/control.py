@@ -90,6 +90,8 @@ class Plan:
     """For readers of committed records: what was aborted among the wanted offsets."""
     quota: Quota | None = None
     """The account that readers by this plan pay from, if there is a limit."""
+    fields: str = ""
+    """What the topic says becomes of its fields (`values.policy`)."""
 
 
 class Control:
@@ -145,6 +147,7 @@ class Control:
             first.missing + second.missing,
             first.aborted + tuple(each for each in second.aborted if each not in first.aborted),
             first.quota or second.quota,
+            first.fields or second.fields,
         )
 
     def _plan(self, topic: str, wanted: Sequence[Wanted], read_committed: bool) -> Plan:
@@ -168,6 +171,7 @@ class Control:
             found,
             aborted=tuple(Aborted.from_json(topic, each) for each in answer.get("aborted", ())),
             quota=self._quota(answer["quota"]) if "quota" in answer else None,
+            fields=str(answer.get("fields", "")),
         )
 
     def _quota(self, answer: Mapping[str, Any]) -> Quota:

@@ -118,6 +118,8 @@ class Slice:
     range: PlanRange | None = None
     aborted: tuple[Aborted, ...] = ()
     """Of the transactions that have records or marker in the slice; nothing else of them counts."""
+    fields: str = ""
+    """What the topic says becomes of its fields (`values.policy`)."""
 
     @property
     def weight(self) -> int:

@@ -36,11 +36,13 @@ from catchwater.replay.plan import (
     slices_of,
 )
 from catchwater.replay.quota import Meter
+from catchwater.values.policy import FieldPolicy, parse_policy
 from catchwater.wire.arrow import (
     AbortedTransaction,
     Located,
     PlacedBatch,
     RecordsDamaged,
+    encode_batch,
     locate,
     place,
 )
@@ -178,8 +180,29 @@ def _located(
         if each.range is not None:
             meter.pay(each.range.byte_size)
         source = _from_leader if each.range is None else _from_storage
+        policy = parse_policy(each.fields)
         for located in source(each, settings, delays):
-            yield each, located
+            for seen in (located,) if policy is None else hidden(located, policy):
+                yield each, seen
+
+
+def hidden(located: Located, policy: FieldPolicy) -> Iterator[Located]:
+    """The same records with their values as they may be seen."""
+    times = located.times.tolist()
+    pairs = [
+        [(header["key"], header["value"]) for header in each or ()]
+        for each in located.column("headers").to_pylist()
+    ]
+    keys, values = (located.column(name).to_pylist() for name in ("key", "value"))
+    records = [*zip(keys, map(policy.apply, values), times, pairs, strict=True)]
+    data = encode_batch(records)
+    at = 0
+    for again in locate(data, place(data), first=0, stop=len(records)):
+        upto = at + len(again.offsets)
+        yield again._replace(
+            offsets=located.offsets[at:upto], append_times=located.append_times[at:upto]
+        )
+        at = upto
 
 
 def _even(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:

@@ -23,6 +23,7 @@ from catchwater.replay.control import CONTROL_URL, Control, check_host, logged_i
 from catchwater.replay.offsets import HistoryLost, at_most, wanted
 from catchwater.replay.options import BadOption, Offsets, Position, ReadPath, SourceOptions
 from catchwater.replay.plan import Missing, Quota, Slice, Task, Wanted
+from catchwater.values.policy import FIELDS, parse_policy
 from catchwater.wire.client import EARLIEST, LATEST, Client, RequestRefused
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.fields import TopicPartition
@@ -42,6 +43,7 @@ CATALOG_WAIT_S = 0.5
 """A catalog follows its log within a second, and is opened anew for every question."""
 
 _ABSENT = "The log does not hold"
+_FIELDS_S = 30.0
 _NO_BROKER = "No broker is asked, and what can be read without one does not hold"
 
 
@@ -57,6 +59,8 @@ class Subscription:
         self._client: Client | None = None
         self._control_url: str | None = None
         self._control_asked = False
+        self._told: dict[str, tuple[str, float]] = {}
+        """Topic → what it says of its fields, and until when that is believed."""
         self.quota: Quota | None = None
         """What the last plan said tasks must keep to."""
 
@@ -235,7 +239,7 @@ class Subscription:
                 for w in left
                 if w.start < firsts[w.topic, w.partition]
             ]
-            return [Slice(*each) for each in left], missing
+            return [Slice(*each, fields=self._fields(each.topic)) for each in left], missing
         slices: list[Slice] = []
         missing = []
         for _, group in groupby(left, key=lambda each: each.topic):
@@ -244,8 +248,24 @@ class Subscription:
             self.quota = answer.quota or self.quota
             found = plan.slices_of(of_topic, answer.ranges, answer.aborted)
             missing += answer.missing or plan.uncovered(of_topic, found)
-            slices += found
+            slices += governed(found, answer.fields) if answer.fields else found
         return slices, missing
+
+    def _fields(self, topic: str) -> str:
+        """What a topic of our log says of its fields, where no plan tells; asked now and then."""
+        now_s = self._clock.monotonic_s()
+        known, until_s = self._told.get(topic, ("", 0.0))
+        if now_s < until_s:
+            return known
+        try:
+            known = self._connected().topic_configs([topic])[topic].get(FIELDS, "")
+        except RequestRefused as refused:
+            # Who may read need not be allowed to ask, and sees by Kafka's protocol what all see.
+            if refused.code is not ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+                raise
+        check_fields(known)
+        self._told[topic] = known, now_s + _FIELDS_S
+        return known
 
     def _planner(self) -> "Control | Archive | None":
         """Who knows where the bytes lie; None if records are to be fetched from the leaders."""
@@ -324,6 +344,25 @@ class Subscription:
                 security=self.options.security,
             )
         return self._client
+
+
+def governed(slices: Iterable[Slice], fields: str) -> list[Slice]:
+    """The slices with what is declared of the topic's fields; nothing is read around that.
+
+    Raises `SecretMissing`.
+    """
+    check_fields(fields)
+    return [
+        replace(each, fields=fields, range=replace(each.range, parquet="") if each.range else None)
+        for each in slices
+    ]
+
+
+def check_fields(fields: str) -> None:
+    """Raise `SecretMissing` where what is declared could not be done."""
+    policy = parse_policy(fields)
+    if policy is not None:
+        policy.check()
 
 
 class TopicUnknown(CatchwaterError):

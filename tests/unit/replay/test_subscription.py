@@ -12,6 +12,7 @@ from catchwater.replay.offsets import HistoryLost
 from catchwater.replay.options import BadOption, parse_options
 from catchwater.replay.plan import SEGMENT, Aborted, Missing, PlanRange, Wanted
 from catchwater.replay.subscription import PartitionsGone, Subscription, TopicUnknown
+from catchwater.values.policy import FIELDS, SECRET, SecretMissing
 from catchwater.wire.client import EARLIEST, LATEST, Cluster, RequestRefused
 from catchwater.wire.errors import ErrorCode
 
@@ -30,6 +31,8 @@ class Log:
     """Offsets that no range holds, though the log goes on behind them."""
     refusal: ClassVar[ErrorCode] = ErrorCode.NONE
     """What a question for the configuration is answered."""
+    fields: ClassVar[str] = ""
+    """What the topics say of their fields."""
 
     def __init__(self, address: str, **_: object) -> None: ...
 
@@ -56,6 +59,12 @@ class Log:
             raise RequestRefused("DescribeConfigs was refused.", code=self.refusal)
         return self.config
 
+    def topic_configs(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
+        self.asked.append("fields")
+        if self.refusal is not ErrorCode.NONE:
+            raise RequestRefused("DescribeConfigs was refused.", code=self.refusal)
+        return {topic: {FIELDS: self.fields} if self.fields else {} for topic in topics}
+
     def plan(self, wanted: Sequence[Wanted], *, read_committed: bool) -> Plan:
         gaps, ranges = [], []
         aborted = (Aborted("a", 0, 7, 25, 35), Aborted("a", 0, 8, 60, 70))
@@ -67,13 +76,15 @@ class Log:
             if self.gap:
                 stored = [(first, self.gap[0]), (self.gap[1], last)]
             ranges += [
-                PlanRange(topic, partition, SEGMENT, "file:///x", 0, 100, base, stop - 1)
+                PlanRange(
+                    topic, partition, SEGMENT, "file:///x", 0, 100, base, stop - 1, "file:///y"
+                )
                 for base, stop in stored
                 if base < end and stop > start
             ]
         if gaps:
             return Plan((), tuple(gaps))
-        return Plan(tuple(ranges), aborted=aborted if read_committed else ())
+        return Plan(tuple(ranges), aborted=aborted if read_committed else (), fields=self.fields)
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +94,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> type[Log]:
     Log.ends = {A0: (10, 100), A1: (0, 50), B0: (0, 7)}
     Log.config = {CONTROL_URL: "http://c"}
     Log.by_time, Log.asked, Log.offsets_at, Log.gap = {}, [], {}, None
-    Log.refusal = ErrorCode.NONE
+    Log.refusal, Log.fields = ErrorCode.NONE, ""
     return Log
 
 
@@ -188,9 +199,26 @@ def test_our_log_is_read_from_storage_and_others_from_their_leaders(log: type[Lo
     log.config = {}
     query = subscribed()
     assert query.control_url() is None and query.control_url() is None
-    assert log.asked == ["config"] * 2, "each query asks once"
+    assert log.asked.count("config") == 2, "each query asks once"
     (task,) = query.tasks({A0: 20}, {A0: 30})
     assert task.slices[0].range is None
+
+
+@pytest.mark.parametrize("path", ["auto", "kafka"])
+def test_what_a_topic_says_of_its_fields_goes_with_every_slice(
+    log: type[Log], monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    log.fields = "card=hash"
+    query = subscribed(**{"catchwater.read": path})
+    monkeypatch.setenv(SECRET, "0123456789abcdef")
+    for _ in range(2):
+        slices = [each for task in query.tasks({A0: 20}, {A0: 90}) for each in task.slices]
+        assert {each.fields for each in slices} == {"card=hash"}
+        assert not any(each.range and each.range.parquet for each in slices)
+    assert log.asked.count("fields") == (path == "kafka"), "not at every epoch"
+    monkeypatch.delenv(SECRET)
+    with pytest.raises(SecretMissing):
+        subscribed(**{"catchwater.read": path}).tasks({A0: 20}, {A0: 90})
 
 
 def test_where_the_configuration_is_not_for_us_the_leaders_are_read(log: type[Log]) -> None:

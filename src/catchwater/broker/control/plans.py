@@ -30,9 +30,11 @@ from catchwater.broker.control.entry import ByHandler, ByUrl, Caller, Free, entr
 from catchwater.broker.control.replies import Refusal, json_reply, read_body
 from catchwater.broker.gate import Operation
 from catchwater.broker.quotas import Grant
+from catchwater.catalog.rows import Topic
 from catchwater.hosts import HERE, nearest
 from catchwater.log.read.planner import CommittedPlan, PlanRange
 from catchwater.objects.base import range_header
+from catchwater.values.policy import FIELDS
 
 READ_COMMITTED = "read_committed"
 MOST_RANGES = 10_000
@@ -108,6 +110,7 @@ class Plans:
                 "log_start": {str(p): state.log_start for p, state in states.items()},
                 "high_watermark": {str(p): state.high_watermark for p, state in states.items()},
             }
+            | _fields(topic)
             | more
             | self._quota(caller, body.client_id),
         )
@@ -129,6 +132,12 @@ class Plans:
         self._broker.metrics.replay_granted_bytes.inc(grant.size_bytes)
         self._broker.metrics.replay_throttled_seconds.inc(grant.throttle_ms / 1000)
         return json_reply({"bytes": grant.size_bytes, "throttle_ms": grant.throttle_ms})
+
+
+def _fields(topic: Topic) -> dict[str, str]:
+    """What readers are to do with its fields, if anything is declared."""
+    declared = topic.config.get(FIELDS, "")
+    return {"fields": declared} if declared else {}
 
 
 def _asked(body: _PlanBody) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from catchwater.log.storage import WAL
 from catchwater.log.write.sequence import decoded, replay, states_of, txns_of
 from catchwater.objects.base import ObjectMissing
 from catchwater.objects.open import check_seal, open_store
+from catchwater.values.policy import FIELDS
 
 CATALOG = "catalog.db"
 _ALL = 2**31 - 1
@@ -61,6 +62,10 @@ class OfflineLog:
     def partitions(self) -> list[tuple[str, int]]:
         """Every partition of every topic, in order."""
         return [(t.name, index) for t in self._planner.topics for index in range(t.partitions)]
+
+    def fields(self, topic: str) -> str:
+        """What the topic says becomes of its fields."""
+        return self._planner.topics.find(topic).config.get(FIELDS, "")
 
     def span(self, topic: str, partition: int, *, read_committed: bool) -> tuple[int, int]:
         """Where a partition begins and ends; for committed records, at the last stable offset."""
