@@ -52,9 +52,6 @@ from catchwater.log.open import SharedStores
 from catchwater.objects.base import StoreError
 from catchwater.objects.open import check_seal, open_store, use_keys
 from catchwater.objects.retry import ONCE, RetryingStore
-from catchwater.objects.base import StoreError
-from catchwater.objects.open import check_seal, open_store, use_keys
-from catchwater.objects.retry import ONCE, RetryingStore
 from catchwater.objects.seal import KeysNeeded
 from catchwater.traces import Traces
 from catchwater.wal.open import WalKind
