@@ -14,7 +14,7 @@ What a frame is, its numbers and where it begins, is for the file's owner to say
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from struct import Struct
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
@@ -35,8 +35,10 @@ from catchwater.objects.seal import (
     SealBroken,
     SealTooNew,
     is_head,
+    tag_bytes,
 )
 
+_MOST_KEPT_BYTES = 16 * 1024 * 1024
 _VERSION = 1
 _HEAD = Struct(">HBH")
 """Version, size of the key's id, size of the wrapped key."""
@@ -50,6 +52,8 @@ class FileSeal:
         self.head = head
         self._bound = beginning + head
         self._cipher = AESGCM(data_key)
+        self._buffer = bytearray()
+        """What frames are sealed into: fresh memory for each would cost more than the cipher."""
 
     @classmethod
     def begin(cls, name: str, beginning: bytes, keys: Keys) -> "FileSeal":
@@ -84,16 +88,26 @@ class FileSeal:
         return cls(name, beginning, head, data_key)
 
     def seal(self, number: int, parts: Sequence[Buffer]) -> list[Buffer]:
-        """What to write of a frame: its bytes in pieces, and behind them their tags in one."""
-        content = memoryview(parts[0] if len(parts) == 1 else b"".join(parts))
-        bound = self._bound + len(content).to_bytes(8, "big")
+        """What to write of a frame: its bytes in pieces, and behind them their tags in one.
+
+        Good until the next call.
+        """
+        size_bytes = sum(map(len, parts))
+        bound = self._bound + size_bytes.to_bytes(8, "big")
+        need = size_bytes + tag_bytes(size_bytes)
+        buffer = self._buffer if need <= len(self._buffer) else bytearray(need)
+        if need <= _MOST_KEPT_BYTES:
+            self._buffer = buffer
+        view, at = memoryview(buffer), 0
         sealed: list[Buffer] = []
         tags = []
-        for index, at in enumerate(range(0, max(len(content), 1), BLOCK_BYTES)):
-            block = content[at : at + BLOCK_BYTES]
-            made = memoryview(self._cipher.encrypt(_nonce(number, index), block, bound))
-            sealed.append(made[:-TAG_BYTES])
-            tags.append(made[-TAG_BYTES:])
+        for index, block in enumerate(_blocks(parts, size_bytes)):
+            ends = at + len(block)
+            nonce = _nonce(number, index)
+            self._cipher.encrypt_into(nonce, block, bound, view[at : ends + TAG_BYTES])
+            sealed.append(view[at:ends])
+            tags.append(view[ends : ends + TAG_BYTES])
+            at = ends + TAG_BYTES
         return [*sealed, b"".join(tags)]
 
     def opened(
@@ -139,6 +153,27 @@ class FileSeal:
         content = self.opened(number, size_bytes, first, blocks, ends)
         skipped = offset - begins - first * BLOCK_BYTES
         return content if size == len(content) else content[skipped : skipped + size]
+
+
+def _blocks(parts: Sequence[Buffer], size_bytes: int) -> Iterator[Buffer]:
+    """The parts' bytes in blocks, copied only where one reaches into the next part."""
+    if size_bytes <= BLOCK_BYTES:
+        yield b"".join(parts)
+        return
+    pieces: list[memoryview] = []
+    room = BLOCK_BYTES
+    for part in parts:
+        view, at = memoryview(part), 0
+        while at < len(view):
+            piece = view[at : at + room]
+            at += len(piece)
+            room -= len(piece)
+            pieces.append(piece)
+            if not room:
+                yield pieces[0] if len(pieces) == 1 else b"".join(pieces)
+                pieces, room = [], BLOCK_BYTES
+    if pieces:
+        yield b"".join(pieces)
 
 
 def _nonce(number: int, index: int) -> bytes:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import random
 import shutil
 from pathlib import Path
 
@@ -80,6 +81,20 @@ def test_what_was_appended_is_read_by_any_range_and_is_nowhere_at_rest(
     wal.close()
     assert MARKER not in files(tmp_path)[0].read_bytes()
     assert read_back(opened(tmp_path)) == [b"x" * 99, payload, b"behind"]
+
+
+def test_frames_of_any_parts_follow_each_other(tmp_path: Path) -> None:
+    """What one is sealed into serves the next: shorter, longer, in many pieces or in one."""
+    noise = random.Random(7)
+    edges = [0, 1, 100, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1]
+    wal, payloads = opened(tmp_path), []
+    for _ in range(60):
+        parts = [noise.randbytes(noise.choice(edges)) for _ in range(noise.randrange(1, 6))]
+        wal.append(parts)
+        payloads.append(b"".join(parts))
+    assert read_back(wal) == payloads
+    wal.close()
+    assert read_back(opened(tmp_path)) == payloads
 
 
 def test_cut_at_every_byte_it_opens_with_the_whole_frames_and_goes_on(tmp_path: Path) -> None:
