@@ -54,7 +54,7 @@ def test_a_place_that_is_forbidden_is_refused(governed: Any) -> None:
 
 def test_the_map_lists_every_topic_and_warns_of_one_without_an_owner(governed: Any) -> None:
     create(governed, "owned", owner="team-a@example.com")
-    create(governed, "nobodys")
+    create(governed, "nobodys", fields="card=hash")
     code, places, told = run("map", "--bootstrap", governed.bootstrap)
     found = {each["name"]: each for each in places}
     assert code == 3 and "nobodys" in told and "owned" not in told.split("nobody owns")[0]
@@ -62,6 +62,7 @@ def test_the_map_lists_every_topic_and_warns_of_one_without_an_owner(governed: A
     assert found["owned"]["residency"] == "eu-central-1"
     assert found["owned"]["place"].startswith("file://")
     assert found["owned"]["encrypted"] == "no"
+    assert [found[name]["fields"] for name in ("owned", "nobodys")] == ["", "card=hash"]
 
 
 def failing(done: Any) -> int:

@@ -124,7 +124,7 @@ Files = Annotated[
     list[Path] | None,
     typer.Option("--pipeline", metavar="FILE", help="A pipeline's file; several may be named."),
 ]
-_COLUMNS = ("what", "name", "place", "owner", "residency", "encrypted")
+_COLUMNS = ("what", "name", "place", "owner", "residency", "encrypted", "fields")
 
 
 @app.command("map")
@@ -172,7 +172,7 @@ def prove(
     rows = [("now", *place, "log") for place in _topics(control) if place.name == topic]
     for pin in control.pins():
         if any(each["topic"] == topic for each in pin["positions"]):
-            rows.append(("now", "pin", pin["id"], "", pin["owner"], "", "", "log"))
+            rows.append(("now", *Place("pin", pin["id"], "", pin["owner"]), "log"))
     for file in pipeline or ():
         rows += [("now", *p, str(file)) for p, topics in _places_of(file) if topic in topics]
     broken = False
@@ -184,8 +184,8 @@ def prove(
         for line in about(topic, lines_of(folder)):
             gone = line.after is None and line.before is not None
             state = "gone" if gone else "read" if "plan" in line.action else "changed"
-            row = (state, line.action, line.resource, line.host, line.principal, "", "")
-            rows.append((*row, f"line {line.number}, {_time(line.time_ms)}"))
+            told = Place(line.action, line.resource, line.host, line.principal)
+            rows.append((state, *told, f"line {line.number}, {_time(line.time_ms)}"))
     print_rows(["state", *_COLUMNS, "evidence"], rows, as_json=as_json)
     if broken:
         raise typer.Exit(FAILS)
@@ -200,6 +200,8 @@ class Place(NamedTuple):
     owner: str = ""
     residency: str = ""
     encrypted: str = ""
+    fields: str = ""
+    """What is declared of its fields (`catchwater.fields`)."""
 
 
 def _control(bootstrap: str, command_config: Path | None) -> "Control":
@@ -227,7 +229,9 @@ def _topics(control: "Control") -> list[Place]:
         settings = control.request("GET", f"/api/v1/topics/{each['name']}")["config"]
         residency = settings.get("catchwater.residency") or storage.get("location", "")
         owner = settings.get("catchwater.owner", "")
-        places.append(Place("topic", each["name"], storage["objects"], owner, residency, key))
+        fields = settings.get("catchwater.fields", "")
+        place = Place("topic", each["name"], storage["objects"], owner, residency, key, fields)
+        places.append(place)
     return places
 
 

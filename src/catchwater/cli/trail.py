@@ -22,7 +22,7 @@ AUDITED: Mapping[str, frozenset[str]] = {
     "log": frozenset(("rebuild",)),
     "pipeline": frozenset(("stop", "upgrade", "rollback", "backfill", "rebuild")),
     "recovery": frozenset(("restore", "reprocess")),
-    "savepoint": frozenset(("create", "restore", "export", "import", "delete")),
+    "savepoint": frozenset(("create", "restore", "export", "import", "delete", "sign")),
     "sink": frozenset(("repair", "moved")),
     "drill": frozenset(("run", "all", "undo")),
 }

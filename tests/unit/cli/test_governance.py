@@ -88,6 +88,7 @@ def test_a_dry_run_is_none_and_a_password_in_a_url_is_masked(own: Path) -> None:
     assert not commands.is_audited(["recovery", "restore", "p.toml", "--dry-run"])
     assert not commands.is_audited(["recovery", "explain", "p.toml"])
     assert commands.is_audited(["drill", "run", "kill", "--yes"])
+    assert commands.is_audited(["savepoint", "sign", "p.toml", "x"])
     commands.record(["savepoint", "create", "p.toml", "--at", "s3://user:secret@bucket/x"], 0)
     text = files(own)[0].read_text()
     assert "secret" not in text and "s3://***@bucket/x" in text
