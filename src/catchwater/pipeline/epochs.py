@@ -4,9 +4,9 @@
 and then writes the ledger's entry, so an entry means that the epoch's outputs are visible. The
 entry commits the state: it has the position of every shard.
 
-**After**, `Upkeep` follows one step behind Spark's commits. It sets pins, then writes the contract
-that promises them, then deletes what no retained checkpoint needs: entries of the ledger, objects
-of the state logs, endpoints' answers, and what sinks have kept.
+**After**, `Upkeep` follows one step behind Spark's commits. It chooses the restore points and sets
+their pins, then writes the contract that promises them, then deletes what none of them needs:
+entries of the ledger, objects of the state logs, endpoints' answers, and what sinks have kept.
 
 The driver may be killed between any two steps: the epoch is repeated, and so is the upkeep.
 """
@@ -34,11 +34,14 @@ from catchwater.recovery.ledger import (
     LedgerDamaged,
     SinkEpoch,
     read_offset,
+    unbroken,
 )
+from catchwater.recovery.points import Choice, Kept, thin
 from catchwater.recovery.savepoint.store import settle_claim
 from catchwater.replay.control import Control
-from catchwater.sinks.base import Sink
+from catchwater.sinks.base import EpochDiffers, EpochMissing, Sink, Staged, epoch_checksum
 from catchwater.state.log import StateLog
+from catchwater.verdicts import spelled_s
 
 _log = logging.getLogger("catchwater.pipeline")
 
@@ -46,6 +49,9 @@ LOOK_EVERY_S = 0.5
 """Asking and telling the log costs a good part of what a short epoch does."""
 SWEEP_EVERY_S = 10.0
 """Listing a store costs more than the garbage that a few epochs leave."""
+
+PINS_EVERY_S = 30.0
+"""So often pins are looked at where restore points are chosen by time, and none is new."""
 
 WARN_EVERY_S = 60.0
 """A breach of a budget is said when it begins, and again so often while it lasts."""
@@ -119,9 +125,33 @@ class EpochWriter:
         for name, sink in self._sinks.items():
             began_s = self._clock.monotonic_s()
             remote.hold(self._ledger.checkpoint)
-            written[name] = sink.commit(epoch, staged[name])
+            try:
+                written[name] = sink.commit(epoch, staged[name])
+            except EpochMissing as missing:
+                written[name] = self._forgotten(name, epoch, staged[name], missing)
             took_ms[name] = round((self._clock.monotonic_s() - began_s) * 1000, 1)
         return written
+
+    def _forgotten(
+        self, name: str, epoch: int, staged: Sequence[Staged], missing: EpochMissing
+    ) -> SinkEpoch:
+        """What the sink made of an epoch that runs again, and of which it has no mark any more.
+
+        A restore may go back farther than sinks keep marks. Raises `missing` where the sink never
+        had the epoch, and `EpochDiffers`.
+        """
+        recorded = self._ledger.recorded_sinks(epoch).get(name)
+        newest = self._sinks[name].last_epoch()
+        if recorded is None or newest is None or newest < epoch:
+            raise missing
+        if recorded.checksum != epoch_checksum(staged):
+            raise EpochDiffers(
+                f"The sink {name!r} was given epoch {epoch} with checksum {recorded.checksum}; "
+                f"this run of the epoch gave {epoch_checksum(staged)}.",
+                hint="The function is not deterministic: what it is given again must have the same "
+                "outputs.",
+            )
+        return recorded
 
     def _write(
         self, epoch: int, manifests: Sequence[Manifest], run_ms: float, gc_ms: float
@@ -178,19 +208,29 @@ class Upkeep:
         tails: Callable[[Iterable[str]], Tails],
         terms: Terms,
         *,
-        retain: int,
+        kept: Kept,
         logs: Callable[[], Logs],
         sinks: Mapping[str, Sink],
         journals: Sequence[Journal],
         watch: RestoreWatch | None,
         clock: Clock,
+        since: Callable[[int], Mapping[tuple[str, int], int]] | None = None,
     ) -> None:
+        """`since`: the input's offsets at a time, ms; None: the log has no pins."""
         self._folder = folder
         self._ledger = Ledger(folder)
         self._control = control
         self._tails = tails
         self._terms = terms
-        self._retain = retain
+        self._kept = kept
+        self._known: dict[int, checkpoint.Checkpoint] = {}
+        """Epochs that are there, as far as they were read: their ends do not change."""
+        self._pinned: tuple[list[int], float, int] = ([], 0.0, 0)
+        """The points that were pinned last, when, and the clock of the oldest that could be."""
+        self._since = since
+        self._history_s: float | None = None
+        """When the pin of the functions' history was set."""
+        self._said_short = False
         self._open_logs = logs
         self._sinks = sinks
         self._journals = journals
@@ -254,25 +294,76 @@ class Upkeep:
             progress.move_on(self._folder, ends)
 
     def _bind(self, entries: Sequence[EpochEntry], tails: Tails) -> None:
-        newest = checkpoint.read(self._folder).retained(self._retain)
-        retained = newest
-        if self._control is not None:
-            retained = pins.hold(self._control, self._terms.pipeline, newest)
-        kept = {each.epoch for each in newest}
-        for entry in (each for each in entries if each.epoch in kept):
-            written = self._contract(entry, tails, retained[0].end.clock_ms)
-            contract.write_contract(self._folder, written)
-            self.newest = written
+        choice = self._kept.choose(self._committed())
+        oldest_clock_ms = self._pin(choice)
+        self._keep_history()
+        points = {each.epoch for each in choice.points}
+        for entry in entries:
+            if entry.epoch >= choice.whole_from or entry.epoch in points:
+                pinned_by = choice.covering(entry.epoch)
+                written = self._contract(entry, tails, oldest_clock_ms, pinned_by)
+                contract.write_contract(self._folder, written)
+                self.newest = written
         if self.newest is not None:
             self._warn(self.newest)
-        oldest = min([newest[0].epoch, *held(self._folder)])
+        self._warn_of_long_epochs(entries)
+        holds = held(self._folder)
+        thin(self._folder, self._kept, choice, holds)
+        oldest = min([choice.points[0].epoch, *holds])
         contract.forget_contracts_before(self._folder, oldest)
         self._ledger.forget_before(oldest)
         remote.publish(self._folder)
         if self._clock.monotonic_s() - self._swept_s >= SWEEP_EVERY_S:
             self.sweep()
 
-    def _contract(self, entry: EpochEntry, tails: Tails, oldest_clock_ms: int) -> Contract:
+    def _committed(self) -> list[checkpoint.Checkpoint]:
+        """The epochs that one could go back to, oldest first."""
+        known = {
+            epoch: self._known.get(epoch) or checkpoint.read_one(self._folder, epoch)
+            for epoch in checkpoint.committed_epochs(self._folder)
+        }
+        self._known = {epoch: each for epoch, each in known.items() if each}
+        return [*self._known.values()]
+
+    def _pin(self, choice: Choice) -> int:
+        """Pin the restore points; the clock of the oldest that the log still has."""
+        if self._control is None:
+            return choice.points[0].end.clock_ms
+        wanted, now_s = [each.epoch for each in choice.points], self._clock.monotonic_s()
+        before, at_s, oldest_ms = self._pinned
+        if wanted != before or now_s - at_s >= PINS_EVERY_S or not self._kept.every_ms:
+            found = pins.hold(self._control, self._terms.pipeline, choice.points)
+            oldest_ms = found[0].end.clock_ms
+            self._pinned = wanted, now_s, oldest_ms
+        return oldest_ms
+
+    def _keep_history(self) -> None:
+        """Move the pin of what functions need of the past (`needs_history`) on with the clock."""
+        needs_ms, now_s = self._terms.needs_history_ms, self._clock.monotonic_s()
+        if self._control is None or self._since is None:
+            return
+        every_s = max(PINS_EVERY_S, needs_ms / 1000 / 100)
+        if self._history_s is not None and (not needs_ms or now_s - self._history_s < every_s):
+            return
+        since = self._since(self._clock.now_ms() - needs_ms) if needs_ms else None
+        pins.hold_history(self._control, self._terms.pipeline, since)
+        self._history_s = now_s
+
+    def _warn_of_long_epochs(self, entries: Sequence[EpochEntry]) -> None:
+        """Say once that an epoch takes longer than restore points are to be apart."""
+        longest = max(entries, key=lambda each: each.run_ms)
+        if not self._kept.every_ms or self._said_short or longest.run_ms <= self._kept.every_ms:
+            return
+        self._said_short = True
+        _log.warning(
+            "checkpoints = %s is shorter than an epoch: epoch %d took %s. Every epoch is a restore "
+            "point then; maxOffsetsPerTrigger makes epochs shorter.",
+            spelled_s(self._kept.every_ms / 1000), longest.epoch, spelled_s(longest.run_ms / 1000),
+        )  # fmt: skip
+
+    def _contract(
+        self, entry: EpochEntry, tails: Tails, oldest_clock_ms: int, pinned_by: int
+    ) -> Contract:
         return contract.compute(
             entry,
             tails,
@@ -281,6 +372,7 @@ class Upkeep:
             oldest_clock_ms=oldest_clock_ms,
             now_ms=self._clock.now_ms(),
             pace=self._meter.pace(),
+            pinned_by=pinned_by,
         )
 
     def _warn(self, newest: Contract) -> None:
@@ -305,8 +397,10 @@ class Upkeep:
             return
         for (stage, shard), log in self._logs.items():
             log.sweep(entry.positions(stage)[shard] for entry in entries)
+        # What runs again from an older restore point is compared with the ledger, not with these.
+        whole = unbroken(entries)
         for sink in self._sinks.values():
-            sink.sweep(entries[0].epoch, self._clock.now_ms())
+            sink.sweep(whole[0].epoch, self._clock.now_ms())
         for journal in self._journals:
             journal.forget_before(entries[0].epoch)
         self._swept_s = self._clock.monotonic_s()

@@ -53,8 +53,16 @@ from catchwater.sinks.config import (
 from catchwater.values.events import EventValues, event_values
 from catchwater.values.registry import Registry
 from catchwater.values.settings import ValueFormat, ValueSettings
+from catchwater.verdicts import spelled_s
+from catchwater.wire.client import RequestRefused
 
 _log = logging.getLogger("catchwater.pipeline")
+
+
+class HistoryTooShort(CatchwaterError):
+    """Another Kafka deletes input sooner than a function may need it again."""
+
+    exit_code = 5
 
 
 class OpenPipeline:
@@ -200,6 +208,36 @@ class OpenPipeline:
         if self.control is not None:
             return pins.read_log_state(self.control, topics, sink_epochs)
         return LogState(self.tails(topics), {}, sink_epochs)
+
+    def since(self, at_ms: int) -> Mapping[tuple[str, int], int]:
+        """The input's first offsets that are not older than this time."""
+        with closing(self.source) as source:
+            return source.since(at_ms)
+
+    def check_history(self) -> None:
+        """Raise `HistoryTooShort` where another Kafka keeps less of the input than `needs_history`.
+
+        A log of ours keeps it, by a pin; of one that does not tell its settings nothing is known.
+        """
+        needs = max(self.specs, key=lambda spec: spec.needs_history_ms or 0)
+        if not needs.needs_history_ms or self.config.until or self.control is not None:
+            return
+        with closing(self.source) as source:
+            try:
+                configs = source.settings(sorted(self.options.topics))
+            except RequestRefused:
+                return
+        for topic, settings in configs.items():
+            kept_ms = int(settings.get("retention.ms", -1))
+            if "delete" in settings.get("cleanup.policy", "delete") and (
+                0 <= kept_ms < needs.needs_history_ms
+            ):
+                raise HistoryTooShort(
+                    f"{needs.name} needs {spelled_s(needs.needs_history_ms / 1000)} of history "
+                    f"(needs_history), and {topic} at {self.options.bootstrap} is kept for "
+                    f"{spelled_s(kept_ms / 1000)} (retention.ms): another Kafka has no pins.",
+                    hint=f"Lengthen retention.ms of {topic}, or need less.",
+                )
 
     def check_covered(self, end: SourceOffset) -> None:
         """Raise `HistoryGone` or `LogBehind` unless the log reaches back to here."""

@@ -69,7 +69,9 @@ class Settings(TypedDict, total=False):
     max_staleness: str
     owner: str
     runbook: str
-    retain: int
+    checkpoints: str
+    retain: int | str
+    retain_most: int
     max_restore: str
     max_replay: str
     savepoints: str

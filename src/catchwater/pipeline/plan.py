@@ -16,6 +16,8 @@ from catchwater.pipeline.run.config import DEAD_LETTER, PipelineConfig
 from catchwater.pipeline.run.versions import Identity, check_identity
 from catchwater.pipeline.spark.session import check_packages
 from catchwater.recovery.at_url import shown
+from catchwater.recovery.contract import load_contracts
+from catchwater.recovery.ledger import LedgerDamaged
 from catchwater.replay.control import ControlUnreachable
 from catchwater.sinks.base import SinkUnavailable
 from catchwater.sinks.config import SinkConfig, guarantee, look_at
@@ -61,7 +63,8 @@ def plan_of(pipeline: OpenPipeline) -> dict[str, Any]:
         "tasks": config.tasks,
         "trigger": config.trigger,
         "checkpoint": shown(config.checkpoint),
-        "restorable": _restorable(config),
+        "restorable": _restorable(config, specs),
+        **_restorable_now(config),
         "functions": [
             {
                 "function": spec.name,
@@ -85,10 +88,20 @@ def plan_of(pipeline: OpenPipeline) -> dict[str, Any]:
     }
 
 
-def _restorable(config: PipelineConfig) -> str:
+def _restorable(config: PipelineConfig, specs: Sequence[FunctionSpec]) -> str:
     """What the file has kept of the past, in words."""
-    count = config.retain
-    kept = f"the newest {count} checkpoints" if count > 1 else "the newest checkpoint"
+    points, kept_ms = config.kept, config.kept.window_ms
+    kept = f"the newest {points.most} checkpoints" if points.most > 1 else "the newest checkpoint"
+    if kept_ms is not None:
+        reach_s = spelled_s(kept_ms / 1000)
+        kept = (
+            f"a restore point every {spelled_s(points.every_ms / 1000)} for {reach_s}, and every "
+            f"epoch since the newest: {reach_s} back, from where on they keep the log from deletion"
+        )
+        if points.span_ms is not None and kept_ms < points.span_ms:
+            kept += f" (retain asks for {spelled_s(points.span_ms / 1000)}: see retain_most)"
+    if (needs_ms := max(spec.needs_history_ms or 0 for spec in specs)) > (kept_ms or 0):
+        kept += f"; functions need {spelled_s(needs_ms / 1000)} (needs_history), which is kept, too"
     if config.savepoint_every_ms is None:
         return f"{kept}; savepoints: only those that are asked for"
     every_s, most = config.savepoint_every_ms / 1000, config.savepoint_keep
@@ -96,6 +109,26 @@ def _restorable(config: PipelineConfig) -> str:
         f"{kept}; savepoints: one every {spelled_s(every_s)}, the newest {most} of them: "
         f"{spelled_s(every_s * most)} back, from where on they keep the log from deletion"
     )
+
+
+def _restorable_now(config: PipelineConfig) -> dict[str, str]:
+    """What there is of it, by the contracts; nothing before the first."""
+    try:
+        contracts = load_contracts(config.checkpoint)
+    except LedgerDamaged as damage:
+        return {"restorable_now": f"unknown: {damage}"}
+    if not contracts:
+        return {}
+    oldest, newest = contracts[0], contracts[-1]
+    ends = {(each.topic, each.partition): each.high_watermark for each in newest.inputs}
+    records = sum(
+        max(0, ends.get((each.topic, each.partition), 0) - each.offset) for each in oldest.inputs
+    )
+    back = spelled_s((newest.clock_ms - oldest.clock_ms) / 1000)
+    return {
+        "restorable_now": f"{len(contracts)} checkpoints, {oldest.epoch} to {newest.epoch}, over "
+        f"{back}; a restore of the oldest reads {records} records of the log again"
+    }
 
 
 def problems_of(pipeline: OpenPipeline, *, offline: bool = False) -> list[Problem]:
@@ -111,6 +144,7 @@ def problems_of(pipeline: OpenPipeline, *, offline: bool = False) -> list[Proble
     answered = True
     try:
         found += _ask(pipeline)
+        found += _tried("needs_history", pipeline.check_history)
     except CatchwaterError as error:
         found.append(_problem("source", error))
         answered = False

@@ -43,6 +43,7 @@ from catchwater.recovery.ledger import (
     ShardEpoch,
     operator_ms,
     parts_ms,
+    unbroken,
 )
 from catchwater.recovery.remote import elsewhere
 from catchwater.replay.control import Control
@@ -85,7 +86,7 @@ def status_of(
 
     `state` is given by the process that works on the checkpoint, when it ends.
     """
-    folder, entries = found.folder, found.entries
+    folder, entries = found.folder, unbroken(found.entries)
     end = found.whole[-1].end if found.whole else None
     supervisor, process = _supervisor(folder), _worker(folder)
     if supervisor and process is not None and supervisor.state not in _SUPERVISES:

@@ -213,7 +213,7 @@ def find_by_name(folder: Path, place: str) -> Checkpoint:
         raise NoSuchCheckpoint(
             f"There is no checkpoint {back} before the newest: {len(committed)} are kept, "
             f"{committed[0]} to {committed[-1]}.",
-            hint="[recovery] retain says how many are kept; older state may be in a savepoint.",
+            hint="[recovery] retain says what is kept; older state may be in a savepoint.",
         )
     try:
         at = datetime.fromisoformat(place)
@@ -232,7 +232,7 @@ def find_by_name(folder: Path, place: str) -> Checkpoint:
         raise NoSuchCheckpoint(
             f"No checkpoint is as old as {place}: the oldest, {kept[0].epoch}, is of "
             f"{oldest:%Y-%m-%dT%H:%M:%SZ}.",
-            hint="[recovery] retain says how many are kept; older state may be in a savepoint.",
+            hint="[recovery] retain says what is kept; older state may be in a savepoint.",
         )
     return older[-1]
 
@@ -285,6 +285,18 @@ def set_aside(folder: Path, epoch: int) -> None:
     for path in (*spark, *(ours / name / f"{epoch}.json" for name in ("contracts", "epochs"))):
         if path.exists():
             move(path, ours / "broken" / path.parent.name)
+
+
+def forget(folder: Path, epoch: int) -> None:
+    """Delete an epoch's files, Spark's and ours; its commit first, so that nothing goes back to it.
+
+    State is swept by itself.
+    """
+    logs = (folder / log / str(epoch) for log in ("commits", "offsets"))
+    spark = (each for path in logs for each in _with_checksum(path))
+    ours = (Ledger(folder).folder / name for name in ("contracts", "epochs"))
+    for path in (*spark, *(each / f"{epoch}.json" for each in ours)):
+        path.unlink(missing_ok=True)
 
 
 def move(path: Path, into: Path) -> None:

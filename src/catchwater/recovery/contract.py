@@ -153,11 +153,13 @@ def compute(
     oldest_clock_ms: int,
     now_ms: int,
     pace: Pace = Pace(),  # noqa: B008  (frozen)
+    pinned_by: int | None = None,
 ) -> Contract:
     """The contract of the checkpoint that this epoch ends at.
 
     `oldest_clock_ms` is the clock of the oldest checkpoint that is still retained; `pace` is how
-    fast input comes and the pipeline works.
+    fast input comes and the pipeline works. `pinned_by` is the epoch whose pin holds what this one
+    needs, None: its own.
     """
     inputs = [
         _input(topic, int(partition), offset, tails[topic, int(partition)])
@@ -188,7 +190,9 @@ def compute(
         max_restore_s=terms.max_restore_s,
         retention=Retention(
             kept_ms,
-            pin_id(terms.pipeline, entry.epoch) if terms.pinned else "",
+            pin_id(terms.pipeline, entry.epoch if pinned_by is None else pinned_by)
+            if terms.pinned
+            else "",
         ),
         sinks=entry.sinks,
         versions=dict(terms.versions),
@@ -221,7 +225,7 @@ def _input(topic: str, partition: int, offset: int, tail: PartitionTail) -> Inpu
 def check(contract: Contract, log: LogState) -> list[Finding]:
     """What of the contract holds now: input, pin, estimate against budget, sinks."""
     findings = [_covered(position, log) for position in contract.inputs]
-    findings.append(_pinned(contract.retention.pin, log))
+    findings.append(_pinned(contract, log))
     findings += budgets(contract)
     findings += [_sink(contract, name, log) for name in sorted(contract.sinks)]
     return findings
@@ -237,9 +241,10 @@ def _covered(position: InputPosition, log: LogState) -> Finding:
     return Finding("pass", name, f"offset {position.offset} to {tail.high_watermark} is there")
 
 
-def _pinned(pin: str, log: LogState) -> Finding:
-    if not pin:
+def _pinned(contract: Contract, log: LogState) -> Finding:
+    if not contract.retention.pin:
         return Finding("warn", "pin", "nothing keeps the log: it has no pins")
+    pin = _holding(contract, log)
     match log.pins.get(pin):
         case None:
             return Finding("warn", "pin", f"nothing keeps the log: there is no pin {pin}")
@@ -249,6 +254,18 @@ def _pinned(pin: str, log: LogState) -> Finding:
             over = f"{pin} holds back more than its max_bytes, so the log may delete what it holds"
             return Finding("warn", "pin", over)
     return Finding("pass", "pin", f"{pin} keeps the log from these offsets on")
+
+
+def _holding(contract: Contract, log: LogState) -> str:
+    """The contract's pin, or that of a restore point since: any that is not younger holds more."""
+    promised = contract.retention.pin
+    if promised in log.pins or promised == pin_id(contract.pipeline, contract.epoch):
+        return promised
+    prefix = pin_id(contract.pipeline, 0)[:-1]
+    numbers = (name.removeprefix(prefix) for name in log.pins if name.startswith(prefix))
+    older = (int(each) for each in numbers if each.isdigit() and int(each) <= contract.epoch)
+    newest = max(older, default=None)
+    return promised if newest is None else pin_id(contract.pipeline, newest)
 
 
 def budgets(contract: Contract) -> list[Finding]:

@@ -30,7 +30,14 @@ from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
 from catchwater.recovery import remote
 from catchwater.recovery.at_url import shown
-from catchwater.recovery.checkpoint import files_after, last_commit, move, name_query, respell
+from catchwater.recovery.checkpoint import (
+    files_after,
+    last_commit,
+    move,
+    name_query,
+    respell,
+    write_offset,
+)
 from catchwater.recovery.folder import CheckpointInUse, holder, lock, refresh
 from catchwater.recovery.ledger import (
     FOLDER,
@@ -513,6 +520,12 @@ def finish_rewind(checkpoint: Path) -> None:
     aside = Ledger(checkpoint).replayed
     for path in files_after(checkpoint, under_way.epoch):
         move(path, aside / path.parent.name)
+    # Spark does not start from a batch without the offsets of the one before, which lies between
+    # two restore points perhaps.
+    before = under_way.epoch - 1
+    if before >= 0 and not (checkpoint / "offsets" / str(before)).exists():
+        if (entry := Ledger(checkpoint).read(under_way.epoch)) is not None:
+            write_offset(checkpoint, entry.start)
     end_rewind(checkpoint)
 
 

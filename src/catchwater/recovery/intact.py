@@ -139,13 +139,14 @@ def _tried(
 
 
 def _expected(folder: Path) -> list[int]:
-    """The epochs of which some file says that one can go back to them."""
-    spark = {*numbered(folder / "offsets"), *numbered(folder / "commits")}
+    """The epochs of which some file says that one can go back to them; where one ended does not."""
+    done = {*numbered(folder / "commits")}
+    spark = {*numbered(folder / "offsets"), *done}
     bound = {*numbered(folder / FOLDER / "contracts", ".json")}
     ours = {*Ledger(folder).epochs(), *bound}
     oldest = max(oldest_kept(folder), min(spark, default=0))
     newest = max([last_commit(folder), *bound])
-    return [epoch for epoch in sorted(spark | ours) if oldest <= epoch <= newest]
+    return [epoch for epoch in sorted(done | ours) if oldest <= epoch <= newest]
 
 
 def _contracts(folder: Path, epochs: Iterable[int]) -> list[int]:

@@ -2,8 +2,9 @@
 
 Everything lies under `<checkpoint>/catchwater/`: `pipeline.json` (identity), `epochs/N.json` (one
 entry an epoch, written before Spark commits it), `contracts/N.json`, `beginning.json` (where epoch
-0 starts), `restores.jsonl`, `state/` (the shards' state logs), and `replayed/` (the epochs that a
-restore went back behind, to be issued again with the same ends).
+0 starts), `restores.jsonl`, `state/` (the shards' state logs), `replayed/` (the epochs that a
+restore went back behind, to be issued again with the same ends), and `between/` (where epochs ended
+that lie between two restore points).
 
 An entry names the position of every shard's state. Epoch n starts from the positions of entry
 n - 1 however often it runs; nothing refers to what an attempt without an entry has written.
@@ -15,14 +16,17 @@ query and the commands all read it.
 
 import json
 import os
+import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
+import cramjam
 import msgspec
+from crc32c import crc32c
 
 from catchwater.config import CatchwaterError, Restart
 from catchwater.state.roll import Position
@@ -34,6 +38,9 @@ OffsetMap = dict[str, dict[str, int]]
 
 StructT = TypeVar("StructT")
 
+
+_BETWEEN = re.compile(r"(\d+)-(\d+)\.epochs")
+_MAGIC = b"CWE1"
 
 _UNREADABLE = (IsADirectoryError, ValueError, RecursionError)
 """What reading a file can raise whose content may be anything, or that is a folder."""
@@ -220,6 +227,21 @@ class EpochEntry(msgspec.Struct, frozen=True):
         return min((at for at in due if at is not None), default=None)
 
 
+class Passed(msgspec.Struct, frozen=True, array_like=True):
+    """What is kept of an epoch between two restore points: enough to run it again as it was."""
+
+    end: SourceOffset
+    sinks: dict[str, SinkEpoch] = {}
+
+
+def unbroken(entries: Sequence[EpochEntry]) -> Sequence[EpochEntry]:
+    """The newest of these that follow one another without a gap."""
+    first = len(entries) - 1
+    while first > 0 and entries[first - 1].epoch == entries[first].epoch - 1:
+        first -= 1
+    return entries[max(first, 0) :]
+
+
 def parts_ms(entry: EpochEntry) -> dict[str, float]:
     """Where an epoch's time went, ms; empty if it was not measured.
 
@@ -257,6 +279,7 @@ class Ledger:
         self._epochs = self.folder / "epochs"
         self._beginning = self.folder / "beginning.json"
         self.replayed = self.folder / "replayed"
+        self._between = self.folder / "between"
 
     def write(self, entry: EpochEntry) -> None:
         """Keep an epoch durably; an entry of the same epoch is replaced."""
@@ -333,6 +356,7 @@ class Ledger:
             lambda: read_offset(path),
             lambda: self._recorded(epoch).end,
             lambda: self._recorded(epoch + 1).start,
+            lambda: self._passed(epoch).end,
         )
         for read in ways:
             with suppress(LedgerDamaged, FileNotFoundError):
@@ -342,6 +366,15 @@ class Ledger:
             f"{self.replayed / 'epochs'} that would say where epoch {epoch} ended.",
             hint="Put a copy of one of them back, or restore a savepoint.",
         )
+
+    def recorded_sinks(self, epoch: int) -> dict[str, SinkEpoch]:
+        """What the sinks made of this epoch when it ran before a restore went back behind it."""
+        if max(self.recorded_epochs(), default=-1) < epoch:
+            return {}
+        for read in (self._recorded, self._passed):
+            with suppress(LedgerDamaged, FileNotFoundError):
+                return read(epoch).sinks
+        return {}
 
     def _recorded(self, epoch: int) -> EpochEntry:
         path = self.replayed / "epochs" / f"{epoch}.json"
@@ -353,6 +386,44 @@ class Ledger:
     def recorded_epochs(self) -> list[int]:
         """The epochs that ran before a restore went back behind them."""
         return sorted(numbered(self.replayed / "offsets"))
+
+    # The epochs between two restore points.
+
+    def pass_over(self, epochs: Sequence[Passed]) -> None:
+        """Keep durably where these epochs ended, the oldest first, and what sinks made of them."""
+        packed = bytes(cramjam.zstd.compress(msgspec.msgpack.encode(epochs)))
+        name = f"{epochs[0].end.epoch}-{epochs[-1].end.epoch}.epochs"
+        write_whole(self._between / name, _MAGIC + crc32c(packed).to_bytes(4, "big") + packed)
+
+    def passed_files(self) -> list[tuple[int, int, Path]]:
+        """The first and the last epoch that each file of them names, and its path."""
+        found = between(path.name for path in self._between.glob("*.epochs"))
+        return [(a, b, self._between / f"{a}-{b}.epochs") for a, b in found]
+
+    def read_passed(self, path: Path) -> list[Passed]:
+        """What `pass_over` has kept. Raises `LedgerDamaged`, `FileNotFoundError`."""
+        data = path.read_bytes()
+        try:
+            if data[:4] != _MAGIC or crc32c(data[8:]) != int.from_bytes(data[4:8], "big"):
+                raise ValueError("its checksum does not fit")
+            plain = bytes(cramjam.zstd.decompress(data[8:]))
+            return msgspec.msgpack.decode(plain, type=list[Passed])
+        except (ValueError, cramjam.DecompressionError) as error:
+            raise _damaged(path, error) from error
+
+    def _passed(self, epoch: int) -> Passed:
+        for first, last, path in self.passed_files():
+            if first <= epoch <= last:
+                for each in self.read_passed(path):
+                    if each.end.epoch == epoch:
+                        return each
+        raise FileNotFoundError(self._between)
+
+
+def between(names: Iterable[str]) -> list[tuple[int, int]]:
+    """The first and the last epoch in the names of files in `between/`, in order."""
+    found = (_BETWEEN.fullmatch(name) for name in names)
+    return sorted((int(each[1]), int(each[2])) for each in found if each)
 
 
 def read_offset(path: Path) -> SourceOffset:

@@ -1,10 +1,10 @@
-"""Making contracts binding: each retained checkpoint pins the log from its offsets on.
+"""Making contracts binding: each restore point pins the log from its offsets on.
 
-A pin is named `<pipeline>/<epoch>`. It is set before the contract that promises it is written, and
-released when its checkpoint can no longer be restored. A pin that the log has lost (its cap was
-passed, or its topic deleted) promises nothing: it is set anew, which the log refuses where offsets
-are gone. Also asks the log what contracts need to know of it. Relies on the control API; every call
-may be repeated.
+A pin is named `<pipeline>/<epoch>`; `<pipeline>/history` holds what functions need of the past. A
+pin is set before the contract that promises it is written, and released when its checkpoint can no
+longer be restored. A pin that the log has lost (its cap was passed, or its topic deleted) promises
+nothing: it is set anew, which the log refuses where offsets are gone. Also asks the log what
+contracts need to know of it. Relies on the control API; every call may be repeated.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +16,8 @@ from catchwater.recovery.ledger import OffsetMap, SourceOffset
 from catchwater.replay.control import Control, ControlRefused
 from catchwater.wire.client import EARLIEST, LATEST, Client
 from catchwater.wire.security.settings import UNSECURED, Security
+
+_HISTORY = "history"
 
 
 def hold(control: Control, pipeline: str, newest: Sequence[Checkpoint]) -> list[Checkpoint]:
@@ -43,6 +45,26 @@ def hold(control: Control, pipeline: str, newest: Sequence[Checkpoint]) -> list[
     for name in stale(pipeline, [pin_id(pipeline, each.epoch) for each in held], pins):
         control.release_pin(name)
     return held
+
+
+def hold_history(
+    control: Control, pipeline: str, since: Mapping[tuple[str, int], int] | None
+) -> None:
+    """Pin the log from these offsets on for functions that need history; None: release that pin."""
+    name = f"{pipeline}/{_HISTORY}"
+    if since is None:
+        if any(pin["id"] == name for pin in control.pins()):
+            control.release_pin(name)
+        return
+    places: list[dict[str, str | int]] = [
+        {"topic": topic, "partition": partition, "offset": offset}
+        for (topic, partition), offset in sorted(since.items())
+    ]
+    try:
+        control.set_pin(name, {"owner": pipeline, "positions": places})
+    except ControlRefused as refusal:
+        if not refusal.missing:  # retention has been faster, and is next time with another offset
+            raise
 
 
 def refuse_lost(

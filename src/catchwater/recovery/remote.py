@@ -40,6 +40,7 @@ from catchwater.recovery.ledger import (
     FOLDER,
     EpochEntry,
     LedgerDamaged,
+    between,
     numbered,
 )
 
@@ -171,9 +172,16 @@ class Remote:
         if parent == f"{FOLDER}/contracts" or content in changes.values() or content in kept:
             return True
         number = name.partition(".")[0]
+        if parent == f"{FOLDER}/between":
+            oldest = min(numbered(self._folder / FOLDER / "epochs", ".json"), default=-1)
+            return any(last < oldest for _, last in between([name]))
         left = [*numbered(self._folder / parent, name.removeprefix(number))]
         if not (number.isdigit() and left):
             return False
+        if parent == f"{FOLDER}/epochs":
+            known = between(each.rpartition("/")[2] for each in there)
+            if any(first <= int(number) <= last for first, last in known):
+                return True
         # We forget the oldest first; Spark purges in any order, and keeps the newest two at least.
         return int(number) < (max(left) - 1 if parent == "offsets" else min(left))
 

@@ -39,12 +39,14 @@ from catchwater.recovery.contract import PartitionTail, check_covered
 from catchwater.recovery.folder import home_of, lock
 from catchwater.recovery.intact import check_files, newest_intact
 from catchwater.recovery.ledger import (
+    FOLDER,
     EpochEntry,
     Ledger,
     LedgerDamaged,
     SourceOffset,
     numbered,
 )
+from catchwater.recovery.points import cut_off
 from catchwater.recovery.savepoint.create import Progress
 from catchwater.recovery.savepoint.format import Savepoint
 from catchwater.recovery.savepoint.restore import bring_state, write_epoch
@@ -208,3 +210,4 @@ def move_aside(folder: Path, epoch: int, generation: int) -> None:
     recorded = Ledger(folder).replayed / "offsets"
     for path in (*files_after(folder, epoch), *log_files_after(recorded, epoch)):
         move(path, aside / path.parent.relative_to(folder))
+    cut_off(folder, epoch, aside / FOLDER)

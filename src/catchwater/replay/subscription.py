@@ -92,6 +92,10 @@ class Subscription:
         """Which of these topics, wanted or not, are there."""
         return {*self._connected().metadata(names).topics()}
 
+    def settings(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
+        """Topic → its settings, those of the broker where it has none. Raises `RequestRefused`."""
+        return self._connected().topic_configs(topics)
+
     def starting(self, default: int) -> Offsets:
         """Where a new query begins; `default` is EARLIEST or LATEST. Not with exact ranges."""
         if self.options.ranges:
@@ -112,6 +116,10 @@ class Subscription:
     def latest(self) -> Offsets:
         """The ends of all partitions now, new ones among them."""
         return self._list(dict.fromkeys(self.partitions(), LATEST))
+
+    def since(self, at_ms: int) -> Offsets:
+        """The first offsets of all partitions whose records are not older; the end if none is."""
+        return self._resolve(Position(timestamp_ms=at_ms, or_latest=True), "starting")
 
     def wait(self, ends: Mapping[TopicPartition, int], timeout_s: float) -> bool:
         """Wait until there may be a record at one of these ends; False if not after `timeout_s`.

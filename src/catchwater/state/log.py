@@ -12,6 +12,7 @@ nothing about which attempt counts: who keeps positions does.
 """
 
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -33,6 +34,8 @@ from catchwater.state.roll import EMPTY, END, START, Chunk, Piece, Place, Positi
 
 SWEEP_STEP = 1000
 """Objects deleted by one call of `sweep`."""
+LEARN_STEP = 500
+"""Positions of which one call of `sweep` asks the store what they need."""
 
 _HELD_BYTES = 96 << 20
 _HELD_ENTRY_BYTES = 200
@@ -68,7 +71,9 @@ class StateLog:
         self.function = function
         self.shard = shard
         self._rolls: dict[Position, Roll] = {EMPTY: Roll()}
-        """Rolls of positions, which never change; those of the last epoch and the kept ones."""
+        """Rolls of positions, which never change; those of the last epochs."""
+        self._needs: dict[Position, tuple[str, ...]] = {}
+        """The same for `sweep`, by name alone: neighbours share most of their objects."""
 
     @property
     def read_bytes(self) -> int:
@@ -163,15 +168,22 @@ class StateLog:
 
         `keep` are all positions that may still be asked for, the newest committed one among
         them: attempts at its version or a later one are left alone, for one may be about to be
-        committed. Deletes at most `limit` objects; raises ShardDamaged before it deletes any if
-        it cannot tell what a position needs.
+        committed. Deletes at most `limit` objects, and none yet where so many positions are new
+        that asking for all takes several calls; raises ShardDamaged before it deletes any if it
+        cannot tell what a position needs.
         """
         kept = set(keep)
         newest = max((at.version for at in kept), default=0)
-        needed = {name for at in kept for name in self.objects_of(at)}
-        self._rolls = {
-            at: roll for at, roll in self._rolls.items() if at in kept or at.version >= newest
-        } | {EMPTY: Roll()}
+        unknown = [*(kept - self._needs.keys())]
+        for at in unknown[:LEARN_STEP]:
+            self._needs[at] = tuple(sys.intern(name) for name in self.objects_of(at))
+        self._needs = {at: names for at, names in self._needs.items() if at in kept}
+        self._rolls = {at: roll for at, roll in self._rolls.items() if at.version >= newest} | {
+            EMPTY: Roll()
+        }
+        if len(unknown) > LEARN_STEP:
+            return 0
+        needed = set[str]().union(*self._needs.values())
         listed = (info.key for info in self._store.list(f"{self._objects.folder}/"))
         dead = (key for key in listed if key not in needed and self._is_before(key, newest))
         deleted = 0

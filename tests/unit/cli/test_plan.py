@@ -42,6 +42,7 @@ class Kafka:
     """A client of brokers that are not ours, and hold these topics; None: they do not answer."""
 
     topics: list[str] | None = None
+    retention_ms = "604800000"
 
     def __init__(self, bootstrap: str, **options: Any) -> None:
         pass
@@ -53,6 +54,9 @@ class Kafka:
 
     def broker_config(self) -> dict[str, str]:
         return {}
+
+    def topic_configs(self, topics: list[str]) -> dict[str, dict[str, str]]:
+        return {each: {"retention.ms": self.retention_ms} for each in topics}
 
     def close(self) -> None:
         pass
@@ -95,6 +99,40 @@ def test_all_that_is_wrong_is_named_at_once(
     assert "pip install 'catchwater[postgres]'" in shown
     found = json.loads(catchwater("doctor", file, "--check", "python", "--json").out)
     assert [each["check"] for each in found] == ["python", *told]
+
+
+def test_the_window_that_can_be_restored_is_said(
+    catchwater: Any, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def restorable(*lines: str) -> str:
+        file.write_text(PIPELINE + "[recovery]\n" + "\n".join(lines) + "\n")
+        told: dict[str, str] = json.loads(
+            catchwater("pipeline", "plan", "--offline", file, "--json").out
+        )
+        assert "restorable_now" not in told
+        return told["restorable"]
+
+    assert restorable("retain = 3").startswith("the newest 3 checkpoints; functions need 7 d ")
+    assert restorable('checkpoints = "60s"', 'retain = "24h"').startswith(
+        "a restore point every 1 min for 24 h, and every epoch since the newest: 24 h back, from "
+        "where on they keep the log from deletion; functions need 7 d "
+    )
+    short = restorable('checkpoints = "60s"', 'retain = "24h"', "retain_most = 30")
+    assert "every 1 min for 30 min," in short and "(retain asks for 24 h: see retain_most)" in short
+
+
+def test_history_that_another_kafka_does_not_keep_is_refused(
+    catchwater: Any, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Kafka, "topics", ["payments"])
+    assert "needs_history" not in problems(catchwater("pipeline", "plan", file, "--json"))
+    monkeypatch.setattr(Kafka, "retention_ms", "86400000")
+    answer = catchwater("pipeline", "plan", file, "--json")
+    assert answer.code == 4
+    assert problems(answer)["needs_history"] == (
+        "card-risk needs 7 d of history (needs_history), and payments at 127.0.0.1:1 is kept for "
+        "24 h (retention.ms): another Kafka has no pins."
+    )
 
 
 def test_what_does_not_answer_is_a_warning_and_no_secret_is_told(

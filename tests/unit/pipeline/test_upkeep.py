@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 from tests.unit.recovery.savepoint.conftest import Made
 
+from catchwater.clock import Clock
 from catchwater.pipeline.epochs import Upkeep
 from catchwater.recovery.contract import PartitionTail, Terms
 from catchwater.recovery.folder import hold
 from catchwater.recovery.ledger import Ledger, numbered
+from catchwater.recovery.points import Kept
 from catchwater.recovery.savepoint.create import state_keys
 from catchwater.state.entries import DictEntries, Table, no_changes
 from catchwater.state.roll import Position
@@ -36,13 +38,25 @@ def made(tmp_path: Path) -> Made:
     return Made(tmp_path / "checkpoint")
 
 
-def upkeep(made: Made, sink: Any, terms: Terms = TERMS) -> Upkeep:
+def upkeep(
+    made: Made,
+    sink: Any,
+    terms: Terms = TERMS,
+    *,
+    kept: Kept = Kept(2),  # noqa: B008  (frozen)
+    control: Any = None,
+    since: Any = None,
+    needs_history_ms: int = 0,
+    clock: Clock | None = None,
+) -> Upkeep:
+    terms = replace(terms, pinned=control is not None, needs_history_ms=needs_history_ms)
+
     def tails(topics: Iterable[str]) -> dict[tuple[str, int], PartitionTail]:
         return {key: tail for key, tail in TAILS.items() if key[0] in topics}
 
     return Upkeep(
-        made.folder, None, tails, terms, retain=2, logs=lambda: made.logs, journals=[],
-        sinks={"out": sink}, watch=None, clock=made.clock,
+        made.folder, control, tails, terms, kept=kept, logs=lambda: made.logs, journals=[],
+        sinks={"out": sink}, watch=None, clock=clock or made.clock, since=since,
     )  # fmt: skip
 
 

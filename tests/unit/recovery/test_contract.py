@@ -15,6 +15,7 @@ from catchwater.recovery.contract import (
     LogBehind,
     LogState,
     PartitionTail,
+    Retention,
     Terms,
     budgets,
     check,
@@ -133,6 +134,16 @@ def test_a_missing_pin_warns() -> None:
     assert verdicts(state(pins={}))["pin"] == "warn"
     assert verdicts(state(pins={"cards/7": "unreserved"}))["pin"] == "warn"
     assert verdicts(state(pins={"cards/7": "lost"}))["pin"] == "fail"
+
+
+def test_the_pin_of_an_older_restore_point_holds_as_well() -> None:
+    """The one that the contract names may be gone, when its own epoch has become a point."""
+    behind = msgspec.structs.replace(contract(), retention=Retention(1, "cards/3"))
+    held = {"cards/2": "lost", "cards/5": "reserved", "cards/9": "reserved", "cards/history": "x"}
+    found = {f.subject: f for f in check(behind, state(pins=held))}["pin"]
+    assert found.verdict == "pass" and "cards/5" in found.message
+    found = {f.subject: f for f in check(behind, state(pins={"cards/9": "reserved"}))}["pin"]
+    assert found.verdict == "warn" and "there is no pin cards/3" in found.message
 
 
 def test_a_sink_before_the_checkpoint_fails_and_one_behind_it_passes() -> None:

@@ -10,6 +10,7 @@ from tests.unit.state.rolling import Failing, small_units
 
 from catchwater.objects.base import StoreUnavailable
 from catchwater.objects.memory import MemoryStore
+from catchwater.state import log as log_module
 from catchwater.state.entries import DictEntries, Table, key_of, no_changes, prefix_of
 from catchwater.state.frame import EntryTooLarge
 from catchwater.state.keys import stored_key
@@ -180,6 +181,28 @@ def damaged(store, at, key):
         read_all(store, at)
     assert error.value.key == key and key in str(error.value)
     return error.value
+
+
+def test_a_sweep_asks_for_so_many_positions_at_a_time_and_deletes_when_it_knows_all(
+    small, monkeypatch
+):
+    store, model = MemoryStore(), DictEntries()
+    log, at, kept = StateLog(store, "state", "f", 3), EMPTY, []
+    for epoch in range(12):
+        changes = changes_of([(0, b"key", b"value of %02d" % epoch)])
+        to = Position(at.version + 1, f"t{epoch}")
+        log.append(at, to, changes, model)
+        model.apply(changes)
+        at = to
+        kept.append(at)
+    kept = kept[6:]
+    monkeypatch.setattr(log_module, "LEARN_STEP", 4)
+    fresh = StateLog(store, "state", "f", 3)
+    assert fresh.sweep(kept) == 0
+    assert fresh.sweep(kept) > 0
+    assert {info.key for info in store.list("state/")} == {
+        key for position in kept for key in fresh.objects_of(position)
+    }
 
 
 def test_version_and_token_alone_open_a_shard(history):

@@ -106,8 +106,8 @@ def take_place(pipeline: OpenPipeline, rebuild: PipelineConfig) -> dict[str, int
     rebind(folder, pipeline.identity())
     adopt_home(folder, live.state)
     if pipeline.control is not None:
-        kept = checkpoint.read(folder).committed[-live.retain :]
-        pins.hold(pipeline.control, pipeline.name, kept)
+        kept = live.kept.choose(checkpoint.read(folder).committed)
+        pins.hold(pipeline.control, pipeline.name, kept.points)
     handover.hand_over(live.checkpoint, settle(live.checkpoint))
     return rows
 

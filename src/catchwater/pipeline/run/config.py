@@ -12,6 +12,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_type_hints
 from urllib.parse import urlsplit
@@ -31,8 +32,10 @@ from catchwater.recovery.at_url import folder_of
 from catchwater.recovery.fenced import LEASE_MS, SHORTEST_LEASE_MS
 from catchwater.recovery.handover import current
 from catchwater.recovery.ledger import OffsetMap
+from catchwater.recovery.points import MOST, NEWEST, Kept
 from catchwater.sinks import config as sinks
 from catchwater.sinks.config import SinkConfig
+from catchwater.verdicts import spelled_s
 from catchwater.wire.connection import parse_bootstrap
 from catchwater.wire.security.settings import resolve
 
@@ -42,6 +45,8 @@ _CLIENT_ID = "kafka.client.id"
 _LOCATION = re.compile(r"kafka\.ssl\..*\.location")
 _LAST_PORT = 65_535
 
+LEAST_EVERY_MS = 1000
+"""Restore points are at least so far apart, where they are chosen by time."""
 AVAILABLE_NOW = "available-now"
 CONTINUOUS = "continuous"
 DEAD_LETTER = "dead-letter"
@@ -190,6 +195,27 @@ def _duration(setting: _Setting, _: Path) -> int:
         raise ConfigError(f"{setting.where}: {setting.key}: {problem}.") from None
 
 
+def _retain(setting: _Setting, folder: Path) -> int | timedelta:
+    """How many restore points, or how far back they reach."""
+    if re.fullmatch(r"\d+", _text(setting)):
+        return _count(setting, folder)
+    try:
+        return timedelta(milliseconds=duration_ms(_text(setting)))
+    except ValueError:
+        raise _wrong(setting, 'a whole number from 1 on, or a time such as "24h"') from None
+
+
+def _checkpoints(setting: _Setting, folder: Path) -> int:
+    found = _duration(setting, folder)
+    if found < LEAST_EVERY_MS:
+        raise ConfigError(
+            f"{setting.where}: checkpoints must be at least 1s.",
+            hint="It says how far restore points are apart, such as 60s; without it, every epoch "
+            "is one.",
+        )
+    return found
+
+
 def _handler_timeout(setting: _Setting, folder: Path) -> int:
     found = _duration(setting, folder)
     if found < MIN_HANDLER_TIMEOUT_MS:
@@ -304,8 +330,12 @@ class PipelineConfig:
     """Who answers for it, for people and reports."""
     runbook: Annotated[str | None, _Key("pipeline", "runbook", _text)] = None
     """Where it says what to do when it fails: a URL or a path."""
-    retain: Annotated[int, _Key("recovery", "retain", _count)] = 5
-    """Checkpoints that can be restored."""
+    checkpoints_ms: Annotated[int | None, _Key("recovery", "checkpoints", _checkpoints)] = None
+    """How far restore points are apart; None: every epoch is one."""
+    retain: Annotated[int | timedelta, _Key("recovery", "retain", _retain)] = NEWEST
+    """Restore points, or how far back they reach."""
+    retain_most: Annotated[int, _Key("recovery", "retain_most", _count)] = MOST
+    """So many restore points at most, where `retain` is a time."""
     max_restore_ms: Annotated[int | None, _Key("recovery", "max_restore", _duration)] = None
     """How long a restore may take until it has caught up (the recovery time objective)."""
     max_replay_ms: Annotated[int | None, _Key("recovery", "max_replay", _duration)] = None
@@ -346,6 +376,14 @@ class PipelineConfig:
     def shard_count(self) -> int:
         """How many shards the state has, for the life of the checkpoint."""
         return self.shards or 2 * self.tasks
+
+    @property
+    def kept(self) -> Kept:
+        """Which epochs can be restored."""
+        every_ms = self.checkpoints_ms or 0
+        if isinstance(self.retain, int):
+            return Kept(self.retain, every_ms)
+        return Kept(self.retain_most, every_ms, self.retain // timedelta(milliseconds=1))
 
     @property
     def every_sink(self) -> dict[str, SinkConfig]:
@@ -622,8 +660,10 @@ def _build(
     _check_bootstrap(file)
     if not inputs:
         file.required("source", "subscribe")
+    declared = file.declared()
+    _check_points(file, declared)
     return PipelineConfig(
-        **file.declared(),
+        **declared,
         source={k: v for k, v in source.items() if not k.startswith(_OF_VALUES)},
         sinks=outlets,
         dead_letter=dead_letter,
@@ -633,6 +673,32 @@ def _build(
         spark=_spark(file),
         folder=file.folder,
     )
+
+
+def _check_points(file: _File, declared: Mapping[str, Any]) -> None:
+    """Refuse restore points that cannot be as they are asked for. Raises `ConfigError`."""
+    every_ms, retain = declared.get("checkpoints_ms"), declared.get("retain", NEWEST)
+    trigger = str(declared.get("trigger", CONTINUOUS)).split(" ")
+    if isinstance(retain, timedelta) and every_ms is None:
+        said = file.found["recovery", "retain"]
+        raise ConfigError(
+            f"{said.where}: retain = {said.value!r} needs checkpoints.",
+            hint='Say how far restore points are apart: checkpoints = "60s". Or how many there '
+            "are: retain = 100.",
+        )
+    if isinstance(retain, timedelta) and retain < timedelta(milliseconds=every_ms or 0):
+        said, every = file.found["recovery", "retain"], file.found["recovery", "checkpoints"]
+        raise ConfigError(
+            f"{said.where}: retain = {said.value!r} is shorter than checkpoints = {every.value!r}.",
+            hint="Keep restore points for longer than they are apart.",
+        )
+    if every_ms is not None and trigger[0].isdigit() and every_ms < int(trigger[0]):
+        said = file.found["recovery", "checkpoints"]
+        raise ConfigError(
+            f"{said.where}: checkpoints = {said.value!r} is shorter than an epoch, which begins "
+            f"every {spelled_s(int(trigger[0]) / 1000)} (trigger).",
+            hint="Only the end of an epoch can be restored.",
+        )
 
 
 def _spark(file: _File) -> dict[str, str]:

@@ -46,6 +46,9 @@ _log = logging.getLogger("catchwater.pipeline")
 _LOOK_S = 0.1
 """How often a driver that stands by checks whether it is to stop."""
 
+_ALL = 2**31 - 1
+"""So many batches that Spark forgets none."""
+
 GO = b"go\n"
 """The line by which a supervisor gives a driver its turn."""
 _WAKING = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
@@ -260,8 +263,10 @@ def _module_of(spec: FunctionSpec) -> tuple[str, Path]:
 
 def settings_of(config: PipelineConfig) -> dict[str, str]:
     """What this pipeline sets of Spark's."""
+    # Where restore points are chosen by time, we delete Spark's files between them.
+    keeps = _ALL if config.kept.every_ms else config.kept.most + 1
     return {
-        "spark.sql.streaming.minBatchesToRetain": str(config.retain + 1),
+        "spark.sql.streaming.minBatchesToRetain": str(keeps),
         "spark.sql.streaming.pollingDelay": "20",
     }
 

@@ -198,6 +198,7 @@ def prepare(config: PipelineConfig, began_s: float, clock: Clock) -> OpenPipelin
     if config.tables:
         with closing(Subscription(parse_options(config.table_options), clock)) as tables:
             tables.partitions()
+    pipeline.check_history()
     with ExitStack() as undo:
         undo.callback(pipeline.close)
         pipeline.watch = _check(pipeline, began_s)
@@ -583,7 +584,7 @@ def upkeep_of(pipeline: OpenPipeline, chain: Sequence[Stage], clock: Clock) -> U
         pipeline.control,
         pipeline.tails,
         terms_of(pipeline),
-        retain=pipeline.config.retain,
+        kept=pipeline.config.kept,
         logs=lambda: {
             (stage.index, shard): stage.log(shard)
             for stage in chain
@@ -595,6 +596,7 @@ def upkeep_of(pipeline: OpenPipeline, chain: Sequence[Stage], clock: Clock) -> U
         ],
         watch=pipeline.watch,
         clock=clock,
+        since=pipeline.since if pipeline.config.until is None else None,  # a backfill holds its own
     )
 
 

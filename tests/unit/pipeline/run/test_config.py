@@ -8,6 +8,7 @@ import pytest
 from catchwater.config import ConfigError
 from catchwater.pipeline.run.config import AVAILABLE_NOW, PipelineConfig, load
 from catchwater.recovery.at_url import shown
+from catchwater.recovery.points import Kept
 from catchwater.replay.options import parse_options
 
 FILE = """\
@@ -302,3 +303,56 @@ def test_a_master_that_no_pipeline_was_tried_on_is_refused(tmp_path: Path, maste
 def test_what_is_no_setting_of_sparks_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"there is no executor.memory in \[spark\]"):
         read(tmp_path, SPARK + "executor.memory = '1g'")
+
+
+def with_recovery(*lines: str) -> str:
+    return FILE + "\n[recovery]\n" + "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "kept", "back_ms"),
+    [
+        ((), Kept(5), None),
+        (("retain = 9",), Kept(9), None),
+        (('checkpoints = "60s"',), Kept(5, 60_000), 300_000),
+        (('checkpoints = "60s"', "retain = 9"), Kept(9, 60_000), 540_000),
+        (('checkpoints = "60s"', 'retain = "24h"'), Kept(2000, 60_000, 86_400_000), 86_400_000),
+        (
+            ('checkpoints = "60s"', 'retain = "24h"', "retain_most = 60"),
+            Kept(60, 60_000, 86_400_000),
+            3_600_000,
+        ),
+    ],
+)
+def test_restore_points_are_chosen_by_time_or_number(
+    tmp_path: Path, lines: tuple[str, ...], kept: Kept, back_ms: int | None
+) -> None:
+    config = read(tmp_path, with_recovery(*lines))
+    assert config.kept == kept
+    assert config.kept.window_ms == back_ms
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        (('retain = "24h"',), "retain = '24h' needs checkpoints"),
+        (('checkpoints = "60s"', 'retain = "30s"'), "retain = '30s' is shorter than checkpoints"),
+        (('checkpoints = "900ms"',), "checkpoints must be at least 1s"),
+        (("retain = 0",), "retain must be a whole number from 1 on"),
+        (('retain = "a day"',), 'retain must be a whole number from 1 on, or a time such as "24h"'),
+        (("retain_most = 0",), "retain_most must be a whole number from 1 on"),
+    ],
+)
+def test_restore_points_that_cannot_be_are_refused_with_the_line(
+    tmp_path: Path, lines: tuple[str, ...], told: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(told)) as raised:
+        read(tmp_path, with_recovery(*lines))
+    assert "pipeline.toml, line" in str(raised.value)
+
+
+def test_restore_points_closer_than_epochs_begin_are_refused(tmp_path: Path) -> None:
+    text = with_recovery('checkpoints = "10s"').replace("[source]", 'trigger = "60s"\n[source]')
+    with pytest.raises(ConfigError, match="shorter than an epoch, which begins every 1 min"):
+        read(tmp_path, text)
+    assert read(tmp_path, text.replace("60s", "10s")).checkpoints_ms == 10_000

@@ -1,0 +1,61 @@
+"""Restore points by time, with a real broker and real sinks: going back behind thinned epochs."""
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+
+import pytest
+from tests.e2e import in_session
+from tests.e2e.conftest import Pipeline
+
+from catchwater.pipeline.run import config as files
+from catchwater.recovery import rewind
+from catchwater.recovery.contract import load_contract, load_contracts
+from catchwater.recovery.ledger import Ledger
+from catchwater.recovery.pins import read_tails
+from catchwater.sinks import table
+
+EPOCH_EVENTS = 100
+
+
+@pytest.fixture
+def pipeline(make_pipeline: Callable[[str], Pipeline], monkeypatch: pytest.MonkeyPatch) -> Pipeline:
+    """With points a tenth of a second apart, of which a small machine makes many in few seconds."""
+    monkeypatch.setattr(files, "LEAST_EVERY_MS", 1)
+    made = make_pipeline("points")
+    path = made.write_file("available-now", epoch_events=EPOCH_EVENTS)
+    text = path.read_text().replace("retain = 5", 'checkpoints = "100ms"\nretain = "1h"')
+    rows = '[sink.rows]\nkind = "sqlite"\npath = "rows.db"\ntable = "rows"\n'
+    path.write_text(text.replace("[recovery]", f"{rows}\n[recovery]"))
+    return made
+
+
+def test_a_restore_behind_thinned_epochs_runs_them_again_to_the_same_ends(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Sinks keep marks of the newest epochs only, here as in a long life.
+    monkeypatch.setattr(table, "_SWEEP_EPOCHS", 1)
+    here = in_session.Pipeline(None, pipeline.folder, pipeline.folder / "pipeline.toml")
+    here.run()
+    ends = {entry.epoch: entry.end for entry in here.epochs}
+    ledger, control = Ledger(here.checkpoint), pipeline.cards.control
+    there = ledger.epochs()
+    assert there[0] == 0 and len(there) < len(ends) - 10, there
+    pinned = {str(pin["id"]) for pin in control.pins() if pin["owner"] == pipeline.name}
+    assert f"{pipeline.name}/history" in pinned  # as the function needs
+    assert f"{pipeline.name}/0" in pinned and len(pinned) < len(there)
+    assert load_contract(here.checkpoint).retention.pin in pinned
+
+    # To the second point: what the first needs is still there, and the sinks have it all.
+    point = there[1]
+    assert [each.epoch for each in load_contracts(here.checkpoint)][:2] == [0, point]
+    rewind.rewind(here.checkpoint, point, read_tails(control, ["payments"]))
+    again = in_session.Pipeline(None, pipeline.folder, pipeline.folder / "pipeline.toml")
+    again.run()
+    assert {entry.epoch: entry.end for entry in again.epochs} == {
+        epoch: end for epoch, end in ends.items() if epoch > point
+    }
+    assert pipeline.rows == pipeline.cards.expected
+    with closing(sqlite3.connect(pipeline.folder / "rows.db")) as rows:
+        (count,) = rows.execute("SELECT count(*) FROM rows").fetchone()
+    assert count == pipeline.rows.total()
