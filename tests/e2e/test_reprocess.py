@@ -38,14 +38,15 @@ class Nothing:
 @dataclass
 class Twice:
     n: int
+    again: bool
 
 @function(name="twice", version=1, key="key", event_time="at", late="process",
-          poison="dead-letter")
+          poison="dead-letter", headers=True)
 class Doubles(Keyed[Number, Nothing, Twice]):
     def on_event(self, e: Number, s: Nothing, ctx: Context) -> Out[Twice]:
         if e.n % 3 == 0 and not FIXED.exists():
             raise ValueError("a third")
-        return [Twice(2 * e.n)]
+        return [Twice(2 * e.n, "catchwater-reprocessed" in dict(ctx.headers))]
 '''
 FILE = """[pipeline]
 function = "{module}:Doubles"
@@ -96,6 +97,11 @@ class Life:
             json.loads(value)["n"] for _, value in in_session.read(self.bootstrap, "twice")
         )
 
+    def again(self) -> set[int]:
+        """Those whose record says by its headers that it was sent again."""
+        rows = (json.loads(value) for _, value in in_session.read(self.bootstrap, "twice"))
+        return {row["n"] for row in rows if row["again"]}
+
     def sent(self) -> Counter[bytes]:
         rows = in_session.read(self.bootstrap, "numbers")
         return Counter(h[REPROCESSED_HEADER] for h, _ in rows if REPROCESSED_HEADER in h)
@@ -144,6 +150,7 @@ def test_every_letter_goes_back_once_and_none_is_lost(
 
     life.run()
     assert life.twice() == Counter(2 * n for n in range(NUMBERS))
+    assert life.again() == {2 * n for n in range(NUMBERS) if n % 3 == 0}
     with Client(life.bootstrap) as client:
         ends = client.list_offsets({("numbers", n): -1 for n in (0, 1)})
     assert sum(ends.values()) == NUMBERS + 4

@@ -19,7 +19,7 @@ from catchwater.objects.memory import MemoryStore
 from catchwater.pipeline.calls.answers import Answers, Outcome, bind, questions
 from catchwater.pipeline.functions.declare import spec_of
 from catchwater.pipeline.functions.schema import compare, describe
-from catchwater.pipeline.functions.spec import FunctionSpec
+from catchwater.pipeline.functions.spec import FunctionSpec, Headers
 from catchwater.pipeline.process.batch import (
     Batch,
     Poisoned,
@@ -51,6 +51,7 @@ class _Row(NamedTuple):
     offset: int
     value: bytes
     timestamp: int
+    headers: Headers
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class _Step:
                 batch.offsets,
                 batch.values,
                 batch.timestamps,
+                batch.headers,
                 strict=True,
             )
         ]
@@ -119,16 +121,21 @@ class Harness:
         self._calls = bind(spec.target, spec.calls)
 
     def send(
-        self, *events: Any, input: str | None = None, timestamp: int | None = None
+        self,
+        *events: Any,
+        input: str | None = None,
+        timestamp: int | None = None,
+        headers: Iterable[tuple[str, bytes | None]] = (),
     ) -> list[Any]:
         """Handle the events as one epoch; gives its outputs and those of timers it made due.
 
         Events travel through JSON, as they do in production; bytes are taken as they are. Of
         several inputs an event's is known by its class, or `input` says it. `timestamp` is that of
-        their records, ms, from which `max_future` counts; without one it bounds nothing. Raises
+        their records, ms, from which `max_future` counts; without one it bounds nothing. `headers`
+        are those of each of their records. Raises
         EventFailed if an event cannot be handled and the function's policy is to fail.
         """
-        done = self._epoch(self._step(events, input, timestamp))
+        done = self._epoch(self._step(events, input, timestamp, tuple(headers)))
         return done.outputs + self._tick_if_due()
 
     def run(self, events: Iterable[Any], batch: int = 10_000) -> list[Any]:
@@ -305,19 +312,23 @@ class Harness:
             self._entries = there
 
     def _step(
-        self, events: Sequence[Any], input: str | None = None, timestamp: int | None = None
+        self,
+        events: Sequence[Any],
+        input: str | None = None,
+        timestamp: int | None = None,
+        headers: Headers = (),
     ) -> _Step:
         """The epoch that these events begin."""
         written = NO_TIMESTAMP if timestamp is None else timestamp
         if input is not None or not self._spec.inputs:
-            batches = [self._batch(input or "", events, written)] if events else []
+            batches = [self._batch(input or "", events, written, headers)] if events else []
         else:
             parts = groupby(events, self._input_of)
-            batches = [self._batch(name, list(part), written) for name, part in parts]
+            batches = [self._batch(name, list(part), written, headers) for name, part in parts]
         times = Times(self.watermark, self.watermark, self.now)
         return _Step(batches, (), times, self._answered(batches))
 
-    def _batch(self, input: str, events: Sequence[Any], timestamp: int) -> Batch:
+    def _batch(self, input: str, events: Sequence[Any], timestamp: int, headers: Headers) -> Batch:
         """Events of one input as the operator would get them."""
         spec, encode = self._spec.input(input), self._spec.encode_output
         values = [event if isinstance(event, bytes) else encode(event) for event in events]
@@ -337,8 +348,10 @@ class Harness:
             ]
             good = [i for i in range(len(values)) if i not in errors]
             offsets, values = [offsets[i] for i in good], [values[i] for i in good]
-        times = [timestamp] * len(keys)
-        return Batch(keys, decoded, origin, offsets, values, input, poisoned, timestamps=times)
+        times, those = [timestamp] * len(keys), [headers] * len(keys)
+        return Batch(
+            keys, decoded, origin, offsets, values, input, poisoned, timestamps=times, headers=those
+        )
 
     def _input_of(self, event: Any) -> str:
         if not self._spec.inputs:
@@ -421,9 +434,11 @@ def _batches(rows: Sequence[_Row]) -> list[Batch]:
     """One batch for each run of events of one input."""
     found = []
     for input, part in groupby(rows, lambda row: row.input):
-        _, keys, events, offsets, values, times = zip(*part, strict=True)
+        _, keys, events, offsets, values, times, headers = zip(*part, strict=True)
         origin = f"{input or 'events'}-0"
-        found.append(Batch(keys, events, origin, offsets, values, input, timestamps=times))
+        found.append(
+            Batch(keys, events, origin, offsets, values, input, timestamps=times, headers=headers)
+        )
     return found
 
 

@@ -2,7 +2,8 @@
 
 Spark pays per row, so many events travel as one: the source packs what it reads, by shard, and
 the operator reads it. A blob of events holds stored keys (hash and key), values as they came, the
-offsets that error messages name, and the records' timestamps. A shard is a range of the key's hash.
+offsets that error messages name, the records' timestamps and, if the function reads them, headers.
+A shard is a range of the key's hash.
 
 Relies on pyarrow. JSON is opened to pack it only for its key fields, and not at all where the
 record's key is to be the function's key. That it is, is checked of every event where it is decoded.
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
-from itertools import groupby, pairwise
+from itertools import groupby, islice, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from catchwater.config import CatchwaterError
-from catchwater.pipeline.functions.spec import FunctionSpec
+from catchwater.pipeline.functions.spec import FunctionSpec, Headers
 from catchwater.pipeline.process.batch import (
     UNREADABLE,
     Batch,
@@ -38,6 +39,7 @@ from catchwater.state.keys import (
     stored_key,
     stored_keys,
 )
+from catchwater.wire.columns import HEADERS_TYPE
 
 BLOCK_EVENTS = 500
 """A block has about so many events: with their records they fit into the processor's own cache."""
@@ -45,6 +47,7 @@ _MOST_BYTES = 1 << 30
 """Of so many bytes blocks are made: an Arrow column of texts holds twice as much."""
 _SCHEMA = (("key", pa.binary()), ("value", pa.binary()), ("offset", pa.int64()))
 _TIMESTAMP = ("timestamp", pa.int64())
+_HEADERS = ("headers", HEADERS_TYPE)
 
 
 class RecordKeyDiffers(CatchwaterError):
@@ -69,6 +72,8 @@ class Records(NamedTuple):
     offsets: pa.Array
     timestamps: pa.Array | None = None
     """int64, ms since 1970; not above 0: the record has none. None: none of them has."""
+    headers: pa.Array | None = None
+    """`HEADERS_TYPE`, for a function that reads them; None: none of them has any."""
 
 
 def pack(
@@ -77,13 +82,14 @@ def pack(
     values: pa.Array,
     offsets: pa.Array,
     timestamps: pa.Array | None = None,
+    headers: pa.Array | None = None,
     *,
     origin: str,
     shards: int,
     input: str = "",
 ) -> list[Packed]:
     """`pack_run` of one batch."""
-    batch = Records(keys, values, offsets, timestamps)
+    batch = Records(keys, values, offsets, timestamps, headers)
     return next(pack_run(spec, [batch], origin=origin, shards=shards, input=input))
 
 
@@ -120,9 +126,11 @@ def pack_run(
     # In as few bytes as they take: of one or two, NumPy sorts ten thousand five times as fast.
     wanted = ((high * np.uint64(shards)) >> np.uint64(32)).astype(np.min_scalar_type(shards))
     at = 0
-    for (_, values, offsets, times), keys, bad in zip(batches, columns, errors, strict=True):
-        if times is None:
-            times = pa.repeat(pa.scalar(-1, pa.int64()), len(values))
+    fields = (*_SCHEMA, _TIMESTAMP, *([_HEADERS] if spec.headers else []))
+    schema = pa.schema(fields, metadata=named)
+    for batch, keys, bad in zip(batches, columns, errors, strict=True):
+        values, offsets = batch.values, batch.offsets
+        more = _more_columns(spec, batch)
         indices = encoded.indices.slice(at, len(keys))
         at += len(keys)
         if refused or indices.null_count:
@@ -133,15 +141,24 @@ def pack_run(
         if bad:
             packed.append(_pack_poison(keys, values, offsets, bad, named, shards))
             good = pa.array([row for row in range(len(values)) if row not in bad], pa.int64())
-            indices, values, offsets, times = (
-                each.take(good) for each in (indices, values, offsets, times)
+            indices, values, offsets, *more = (
+                each.take(good) for each in (indices, values, offsets, *more)
             )
         table = pa.record_batch(
-            [stored_column.take(indices), values.cast(pa.binary()), offsets, times],
-            schema=pa.schema((*_SCHEMA, _TIMESTAMP), metadata=named),
+            [stored_column.take(indices), values.cast(pa.binary()), offsets, *more], schema=schema
         )
         parts = _split(table, wanted[indices.to_numpy()])
         yield [Packed(shard, _to_ipc(part)) for shard, part in parts] + packed
+
+
+def _more_columns(spec: FunctionSpec, batch: Records) -> list[pa.Array]:
+    """Timestamps, and headers if the function reads them."""
+    times, headers = batch.timestamps, batch.headers
+    if times is None:
+        times = pa.repeat(pa.scalar(-1, pa.int64()), len(batch.values))
+    if not spec.headers:
+        return [times]
+    return [times, pa.nulls(len(batch.values), HEADERS_TYPE) if headers is None else headers]
 
 
 class _Opened(NamedTuple):
@@ -365,6 +382,7 @@ def _decoded(
         times,
         int(times.min()),
         runs if len(runs) > 1 else (),
+        _headers(rows.column(4)) if rows.num_columns > 4 else (),
         None if places is None else places.tolist(),
     )
     if errors:
@@ -373,6 +391,14 @@ def _decoded(
     if opened.has_record_keys:
         _refuse_other_keys(spec.input(found.input), found, keys.values[taken].tolist())
     return found
+
+
+def _headers(column: pa.Array) -> list[Headers]:
+    """Each record's, in order."""
+    counts = pc.fill_null(pc.list_value_length(column), 0).to_pylist()
+    names, values = column.flatten().flatten()
+    pairs = zip(names.to_pylist(), values.to_pylist(), strict=True)
+    return [tuple(islice(pairs, count)) for count in counts]
 
 
 def _without(found: Batch, errors: dict[int, str], good: list[int]) -> Batch:
@@ -384,6 +410,7 @@ def _without(found: Batch, errors: dict[int, str], good: list[int]) -> Batch:
         offsets=[found.offsets[i] for i in good],
         values=[found.values[i] for i in good],
         timestamps=[found.timestamps[i] for i in good],
+        headers=[found.headers[i] for i in good] if found.headers else (),
         runs=[(origin, bisect_left(good, end)) for origin, end in found.runs],
         places=None if places is None else [places[i] for i in good],
         poisoned=[

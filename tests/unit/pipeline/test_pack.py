@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 from catchwater import Context, Keyed, Out, function, keyed
 from catchwater.pipeline.functions.declare import spec_of
 from catchwater.pipeline.pack import (
+    BLOCK_EVENTS,
     RecordKeyDiffers,
     Records,
     hottest,
     pack,
     pack_run,
     pack_table,
+    read_blocks,
     read_events,
     read_table,
 )
@@ -30,6 +32,7 @@ from catchwater.values import registry
 from catchwater.values.events import event_values
 from catchwater.values.registry import Registry
 from catchwater.values.settings import ValueFormat, ValueSettings
+from catchwater.wire.columns import HEADERS_TYPE
 
 
 @dataclass
@@ -131,6 +134,50 @@ def read_all(packed, spec=SPEC):
     )
     poisoned = sorted(each for batch in batches for each in batch.poisoned)
     return [event for _, event in good], poisoned
+
+
+@pytest.mark.parametrize("events", [7, 1, 3 * BLOCK_EVENTS])
+def test_headers_travel_with_their_records_for_a_function_that_reads_them(events):
+    spec = replace(SPEC, headers=True)
+    told = [None if n % 3 == 0 else [("n", str(n).encode()), ("none", None)][: n % 3]
+            for n in range(events)]  # fmt: skip
+    values = [
+        b"{" if n == 4 else msgspec.json.encode(Event(f"c{n % 40}", n)) for n in range(events)
+    ]
+    records = Records(
+        pa.array([f"c{n % 40}".encode() for n in range(events)], pa.binary()),
+        pa.array(values, pa.binary()),
+        pa.array(range(events), pa.int64()),
+        headers=pa.array(told, HEADERS_TYPE),
+    )
+    bare = records._replace(headers=None, offsets=pa.array(range(events, 2 * events), pa.int64()))
+    found = {}
+    for shard in range(4):
+        blobs = [
+            blob
+            for packed in pack_run(spec, [records, bare], origin="t-3", shards=4)
+            for where, blob in packed
+            if where == shard
+        ]
+        for block in read_blocks(spec, blobs):
+            for batch in block:
+                offsets = map(int, batch.offsets)
+                found |= dict(zip(offsets, batch.headers or [()] * len(batch.keys), strict=True))
+    assert found == {
+        n: tuple(told[n] or ()) if n < events else () for n in range(2 * events) if n % events != 4
+    }
+    # Others carry none.
+    (blob, *_) = (blob for _, blob in packed_run_of(records))
+    assert read_names(blob) == ["key", "value", "offset", "timestamp"]
+
+
+def packed_run_of(records):
+    return next(pack_run(SPEC, [records], origin="t-3", shards=1))
+
+
+def read_names(blob):
+    with pa.ipc.open_stream(blob) as reader:
+        return reader.schema.names
 
 
 def test_the_first_batch_names_the_keys_of_all_and_a_key_is_one_object():

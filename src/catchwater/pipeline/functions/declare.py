@@ -75,6 +75,7 @@ def function(
     poison: PoisonPolicy = "fail",
     poison_limit: int | None = None,
     handler_timeout: str = "60s",
+    headers: bool = False,
 ) -> Callable[[TargetT], TargetT]:
     """Declare a `Keyed` class, or a plain `f(event, state, ctx)`, as a stateful function.
 
@@ -115,6 +116,7 @@ def function(
             poison=check.poison(poison, poison_limit),
             handler_timeout_ms=check.handler_timeout(handler_timeout),
             max_future_ms=check.optional_duration("max_future", max_future),
+            headers=headers,
         )
         target.__catchwater__ = check.completed(spec)  # type: ignore[attr-defined]
         return target

@@ -92,6 +92,10 @@ _IDS = (str, int, bytes)
 _MIGRATION = re.compile(r"from_v(\d+)")
 
 
+Headers = tuple[tuple[str, bytes | None], ...]
+"""Of a record: name and value; a name may come more than once."""
+
+
 class Context(Protocol):
     """What a handler may know and do besides its event and its state.
 
@@ -117,6 +121,13 @@ class Context(Protocol):
     @property
     def timestamp(self) -> int | None:
         """As `topic`: the record's, ms since 1970; None if it has none."""
+
+    @property
+    def headers(self) -> Headers:
+        """As `topic`: the record's (name, value) pairs in their order.
+
+        LookupError, too, for a function that is not declared with `headers=True`.
+        """
 
     @property
     def watermark(self) -> int:
@@ -270,6 +281,8 @@ class FunctionSpec:
     """An event further ahead of its record's timestamp is poison; None: none is."""
     values: EventValues | None = None
     """How the values are encoded, as the pipeline says; None: in JSON."""
+    headers: bool = False
+    """Whether its handlers ask for `ctx.headers`: only then are headers read and carried."""
 
     @property
     def late_sink(self) -> str | None:

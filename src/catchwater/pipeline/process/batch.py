@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 
-from catchwater.pipeline.functions.spec import FunctionSpec, TableSpec
+from catchwater.pipeline.functions.spec import FunctionSpec, Headers, TableSpec
 from catchwater.state.entries import ShardState, Table, prefix_of
 from catchwater.state.keys import HASH_BYTES, encode_key, stored_key
 from catchwater.values.registry import SchemaUnavailable
@@ -98,6 +98,9 @@ class Batch:
     runs: Sequence[tuple[str, int]] = ()
     """Of events of several partitions: the origin of those that follow one another, and the index
     where they end."""
+    headers: Sequence[Headers] = ()
+    """The records', side by side with the events; empty: none has any, or the function reads none.
+    """
     places: Sequence[int] | None = None
     """Of a block's batch: where in the epoch's log order each event stands; None: the batches come
     in that order."""

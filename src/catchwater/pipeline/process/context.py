@@ -4,7 +4,7 @@ from hashlib import blake2b
 from random import Random  # noqa: TID251  (seeded by key and event: a replay draws the same)
 from typing import Any
 
-from catchwater.pipeline.functions.spec import FunctionSpec
+from catchwater.pipeline.functions.spec import FunctionSpec, Headers
 from catchwater.pipeline.process.batch import Answers, Batch, RowsOf, TableRows
 from catchwater.state.entries import FIRST_MS, LAST_MS
 from catchwater.state.keys import HASH_BYTES, encode_key
@@ -140,6 +140,16 @@ class EpochContext:
         batch = self._batch_of("timestamp")
         found = int(batch.timestamps[self.index]) if len(batch.timestamps) else 0
         return found if found > 0 else None
+
+    @property
+    def headers(self) -> Headers:
+        """As `topic`; LookupError, too, for a function that is not declared with them."""
+        batch = self._batch_of("headers")
+        if not self._spec.headers:
+            raise LookupError(
+                f"the function {self._spec.name!r} reads no headers: declare headers=True"
+            )
+        return batch.headers[self.index] if batch.headers else ()
 
     def _record_of(self, what: str) -> tuple[str, int]:
         batch = self._batch_of(what)

@@ -444,6 +444,7 @@ class _CarefulEpoch(_Epoch):
                 batch.values[here],
                 batch.input,
                 timestamps=batch.timestamps[here],
+                headers=batch.headers[here],
             )
             self._find(one.keys)
             cause = Cause(batch.origin, int(batch.offsets[i]), key[HASH_BYTES:])

@@ -338,7 +338,7 @@ class PackedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         assert isinstance(partition, PackedPartition), "Spark hands back what it was given"
         settings = ReadSettings(
             self._options.bootstrap,
-            _COLUMNS,
+            (*_COLUMNS, "headers") if self._specs[0].headers else _COLUMNS,
             partition.control_url,
             self._options.read_committed,
             self._options.fail_on_data_loss,
@@ -370,6 +370,7 @@ class PackedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
                 each.column("value"),
                 each.column("offset"),
                 each.column(TIMESTAMP_MS),
+                each.column("headers") if self._specs[0].headers else None,
             )
             for each in run
         ]

@@ -117,6 +117,55 @@ def test_an_event_knows_the_record_it_came_in():
     harness.crash_and_restore(event=2)
 
 
+@function(name="headed", key="key", event_time="at", watermark="5ms", headers=True)
+class Headed(Keyed[Event, State, tuple]):
+    def on_event(self, e: Event, s: State, ctx: Context) -> Out[tuple]:
+        if e.id == "timer":
+            ctx.timer("later", e.at)
+        elif e.id == "bad":
+            raise ValueError(e.id)
+        yield e.id, dict(ctx.headers)
+
+    def on_timer(self, name: str, at: int, s: State, ctx: Context) -> Out[tuple]:
+        yield (ctx.headers,)
+
+
+def test_an_event_has_its_records_headers_if_the_function_says_that_it_reads_them():
+    harness = Harness(Headed)
+    traced = [("trace", b"7f"), ("empty", None)]
+    assert harness.send(Event("a", 1, "x", 10), headers=traced) == [
+        ("x", {"trace": b"7f", "empty": None})
+    ]
+    assert harness.send(Event("a", 1, "y", 11)) == [("y", {})]
+    harness.check_replay(orders=5)
+    harness.crash_and_restore(event=1)
+    with pytest.raises(EventFailed, match="LookupError: a timer has no headers"):
+        harness.send(Event("a", 1, "timer", 12), Event("a", 1, "z", 90))
+
+
+def test_headers_of_a_function_that_did_not_say_so_are_an_error_that_says_how():
+    @function(name="silent", key="key", event_time="at")
+    class Silent(Keyed[Event, State, tuple]):
+        def on_event(self, e: Event, s: State, ctx: Context) -> Out[tuple]:
+            yield (ctx.headers,)
+
+    with pytest.raises(EventFailed, match="'silent' reads no headers: declare headers=True"):
+        Harness(Silent).send(Event("a", 1, "x", 10))
+
+
+def test_headers_stay_with_their_event_where_a_bad_one_is_looked_for():
+    @function(name="careful", key="key", event_time="at", headers=True, poison="skip")
+    class Careful(Headed):
+        pass
+
+    harness = Harness(Careful)
+    events = [Event("a", 1, each, 10) for each in ("x", "bad", "y")]
+    assert harness.send(*events, headers=[("trace", b"7f")]) == [
+        ("x", {"trace": b"7f"}), ("y", {"trace": b"7f"}),
+    ]  # fmt: skip
+    assert len(harness.poisoned) == 1
+
+
 def test_a_timer_came_in_none():
     harness = Harness(Places)
     with pytest.raises(EventFailed, match="LookupError: a timer has no offset"):
