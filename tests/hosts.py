@@ -1,12 +1,16 @@
 """Hosts of a network on one machine: network namespaces around a bridge, which can be cut off.
 
-Needs root and iproute2 (`ip netns`). All hosts see this machine's disks; this process itself is at
-the network's first address, and others of its own can be added for servers.
+Needs root and iproute2 (`ip netns`). All hosts see this machine's disks, but for folders of which
+a command has its own (`Host.apart`); this process itself is at the network's first address, and
+others of its own can be added for servers.
 """
 
 import os
+import signal
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 HERE = 1
 """This process's own number in the network."""
@@ -25,10 +29,26 @@ class Host:
     name: str
     link: str
     """Its end of the cable in the bridge."""
+    address: str = ""
 
     @property
     def prefix(self) -> tuple[str, ...]:
         return ("ip", "netns", "exec", self.name)
+
+    def apart(self, *folders: Path) -> tuple[str, ...]:
+        """Runs a command there under the host's own name and with disks of its own.
+
+        What it has in these folders no other host sees, and it sees nothing of theirs.
+        """
+        mounts = "".join(f'mount -t tmpfs tmpfs "{folder}" && ' for folder in folders)
+        own = f'hostname {self.name} && {mounts}exec "$@"'
+        return (*self.prefix, "unshare", "--uts", "--mount", "sh", "-c", own, "sh")
+
+    def kill(self) -> None:
+        """Turn it off: all of its processes."""
+        for pid in _ip("netns", "pids", self.name).split():
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
 
     def cut_off(self) -> None:
         """Pull the cable."""
@@ -72,7 +92,7 @@ class Network:
         number = 100 + len(self.hosts)
         space, link = f"{self._names}-{name}", f"{self._names}{name}"
         _ip("netns", "add", space)
-        host = self.hosts[name] = Host(space, link)
+        host = self.hosts[name] = Host(space, link, f"{self._prefix}.{number}")
         _ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", space)
         _ip("link", "set", link, "master", self._bridge, "up")
         _ip("-n", space, "address", "add", f"{self._prefix}.{number}/24", "dev", "eth0")
@@ -87,9 +107,10 @@ class Network:
         subprocess.run(["ip", "link", "del", self._bridge], check=False)
 
 
-def _ip(*arguments: str) -> None:
+def _ip(*arguments: str) -> str:
     try:
-        subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
+        command = ["ip", *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
     except FileNotFoundError as error:
         raise NoNetwork("iproute2 is not installed") from error
     except subprocess.CalledProcessError as error:

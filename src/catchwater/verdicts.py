@@ -182,6 +182,8 @@ class PipelineStatus(msgspec.Struct, frozen=True):
     rate: dict[str, float | None] = {}
     operator: dict[str, Any] = {}
     functions: list[dict[str, Any]] = []
+    shards: list[dict[str, Any]] = []
+    """Where each shard is, and what of its state had to be read there in the recent epochs."""
     sinks: list[dict[str, Any]] = []
     compared: list[Compared] = []
     recent_epochs: list[dict[str, Any]] = []

@@ -1,5 +1,6 @@
 """One broker with card payments in it, and pipelines as processes of their own over them."""
 
+import os
 import shutil
 import signal
 import subprocess
@@ -16,6 +17,9 @@ from typing import Any
 import msgspec
 import pytest
 from tests.e2e import in_session
+from tests.hosts import HERE, Network, NoNetwork
+from tests.ports import free_port
+from tests.s3 import CREDENTIALS, make_bucket, moto
 
 from catchwater.config import CatchwaterError
 from catchwater.demo.scenarios import Scenario, card_payments
@@ -383,3 +387,47 @@ def _nothing_runs_on() -> Iterator[None]:
     for pipeline in _MADE:
         if pipeline.process is not None:
             pipeline.kill()
+
+
+@dataclass
+class Place:
+    """A network with a broker, its store, and at an address of its own the pipelines' store."""
+
+    network: Network
+    cards: Cards
+    store: str
+    """The address of the pipelines' store."""
+    url: str
+
+
+@pytest.fixture(scope="module")
+def network() -> Iterator[Network]:
+    try:
+        made = Network()
+    except NoNetwork as reason:
+        pytest.skip(f"no network namespaces here: {reason}")
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module", name="place")
+def _place(network: Network, make_broker: Callable[..., Any]) -> Iterator[Place]:
+    here, store = f"{network._prefix}.{HERE}", network.address(2)
+
+    def broker(settings: dict[str, str], **options: Any) -> Any:
+        own = {
+            "listeners": f"PLAINTEXT://{here}:{free_port()}",
+            "catchwater.control.listener": f"{here}:{free_port()}",
+            "catchwater.insecure": "true",
+            "catchwater.objects": objects,
+        }
+        return make_broker(settings | own, **options)
+
+    with pytest.MonkeyPatch.context() as environment:
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            environment.delenv(name)
+        for name, value in CREDENTIALS.items():
+            environment.setenv(name, value)
+        with moto(here) as of_the_log, moto(store) as endpoint:
+            objects = make_bucket(of_the_log, "log")
+            yield Place(network, feed_cards(broker), store, make_bucket(endpoint, "hosts"))

@@ -1,16 +1,18 @@
-"""A pipeline on a standalone cluster of Spark's, all of it on this machine."""
+"""A pipeline on a standalone cluster of Spark's, all of it on this machine, or each on a host."""
 
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyspark
 import pytest
 from tests.conftest import until
-from tests.e2e.conftest import PATIENCE_S
+from tests.e2e.conftest import PATIENCE_S, Place
+from tests.e2e.test_one_url import Machine
+from tests.hosts import Network
 
 from catchwater.pipeline.spark.session import find_java
 
@@ -20,20 +22,28 @@ SPARK = Path(pyspark.__file__).parent
 CORES = 2
 
 
-def started(folder: Path, name: str, *arguments: str, says: str) -> tuple[Any, str]:
+def started(
+    folder: Path,
+    name: str,
+    *arguments: str,
+    says: str,
+    at: str = "127.0.0.1",
+    prefix: Sequence[str] = (),
+) -> tuple[Any, str]:
     """A daemon of Spark's, and what matched in its log once it has said that."""
     environment = os.environ | {
         "JAVA_HOME": str(find_java().home),
         "SPARK_HOME": str(SPARK),
-        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_LOCAL_IP": at,
         "SPARK_LOCAL_DIRS": str(folder / "of-the-worker"),
     }
-    path = folder / f"{name}.log"
+    path = folder / f"{name}-{at}.log"
     with path.open("wb") as log:
         process = subprocess.Popen(
-            [SPARK / "bin" / "spark-class", f"org.apache.spark.deploy.{name.lower()}.{name}",
-             "--host", "127.0.0.1", "--webui-port", "0", *arguments],
-            env=environment, stdout=log, stderr=log,
+            [*prefix, SPARK / "bin" / "spark-class",
+             f"org.apache.spark.deploy.{name.lower()}.{name}",
+             "--host", at, "--webui-port", "0", *arguments],
+            env=environment, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
     until(
         lambda: re.search(says, path.read_text()) or process.poll() is not None,
@@ -84,3 +94,46 @@ def test_a_pipeline_on_a_standalone_cluster_writes_each_row_once(
         for name in settings:
             del os.environ[name]
     assert pipeline.rows == pipeline.cards.expected
+
+
+def test_a_worker_that_is_lost_with_its_disk_costs_its_shards_and_no_row(
+    network: Network, place: Place, tmp_path: Path
+) -> None:
+    """Master, workers and driver are hosts with disks of their own; the store holds the rest."""
+    master, driver, *workers = (network.host(name) for name in ("ma", "dr", "wa", "wb"))
+    machine = Machine(place.cards, tmp_path / "driver", "apart", url=f"{place.url}")
+    machine.url = place.url.replace("?", "/apart?")
+    machine.prefix = driver.prefix
+    own = {each.name: tmp_path / each.name for each in workers}
+    for folder in (machine.folder, *own.values()):
+        folder.mkdir()
+    try:
+        _, url = started(
+            tmp_path, "Master", "--port", "7077", says=r"Starting Spark master at (\S+)",
+            at=master.address, prefix=master.prefix,
+        )  # fmt: skip
+        for each in workers:
+            started(
+                own[each.name], "Worker", "--cores", "1", "--memory", "1g", "--work-dir",
+                str(own[each.name] / "work"), url, says="(Successfully registered with master)",
+                at=each.address, prefix=each.apart(machine.folder),
+            )  # fmt: skip
+        with pytest.MonkeyPatch.context() as environment:
+            environment.setenv("CATCHWATER_SPARK__MASTER", url)
+            environment.setenv("CATCHWATER_SPARK__SPARK_EXECUTOR_MEMORY", "1g")
+            machine.start("available-now", epoch_events=500)
+            machine.wait_until(lambda: machine.is_written(5))
+            workers[0].kill()
+            lost_at = machine.committed
+            assert machine.wait() == 0, machine.log
+    finally:
+        for host in (driver, *workers, master):
+            host.kill()
+    assert machine.rows == machine.cards.expected
+
+    ledger = machine.ledger
+    entries = [entry for each in ledger.epochs() if (entry := ledger.read(each))]
+    hosts = [{shard.host for shard in entry.shards} for entry in entries]
+    assert hosts[-1] == {workers[1].name}, hosts
+    assert not {network.hosts["dr"].name} & set().union(*hosts)
+    assert lost_at < entries[-1].epoch

@@ -10,14 +10,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tests.e2e.conftest import Cards, feed_cards
+from tests.e2e.conftest import Place
 from tests.e2e.test_one_url import Machine
-from tests.hosts import HERE, Network, NoNetwork
-from tests.ports import free_port
-from tests.s3 import CREDENTIALS, make_bucket, moto
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -45,50 +41,6 @@ class Driver(Machine):
                 env={**os.environ, "CATCHWATER_CACHE": str(self.cache)},
             )  # fmt: skip
         self.session = self.process.pid
-
-
-@dataclass
-class Place:
-    """A network with a broker, its store, and at an address of its own the pipelines' store."""
-
-    network: Network
-    cards: Cards
-    store: str
-    """The address of the pipelines' store."""
-    url: str
-
-
-@pytest.fixture(scope="module")
-def network() -> Iterator[Network]:
-    try:
-        made = Network()
-    except NoNetwork as reason:
-        pytest.skip(f"no network namespaces here: {reason}")
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="module")
-def place(network: Network, make_broker: Callable[..., Any]) -> Iterator[Place]:
-    here, store = f"{network._prefix}.{HERE}", network.address(2)
-
-    def broker(settings: dict[str, str], **options: Any) -> Any:
-        own = {
-            "listeners": f"PLAINTEXT://{here}:{free_port()}",
-            "catchwater.control.listener": f"{here}:{free_port()}",
-            "catchwater.insecure": "true",
-            "catchwater.objects": objects,
-        }
-        return make_broker(settings | own, **options)
-
-    with pytest.MonkeyPatch.context() as environment:
-        for name in [name for name in os.environ if name.startswith("AWS_")]:
-            environment.delenv(name)
-        for name, value in CREDENTIALS.items():
-            environment.setenv(name, value)
-        with moto(here) as of_the_log, moto(store) as endpoint:
-            objects = make_bucket(of_the_log, "log")
-            yield Place(network, feed_cards(broker), store, make_bucket(endpoint, "hosts"))
 
 
 @pytest.fixture

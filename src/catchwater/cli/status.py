@@ -4,6 +4,7 @@ Every line is made from what `--json` prints, so that both say the same.
 """
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from shutil import get_terminal_size
@@ -86,6 +87,7 @@ def _head(status: dict[str, Any], now_ms: int) -> list[str]:
             ("watermark", iso(status["watermark_ms"]) or _NO_WATERMARK),
             ("lag", _lag(status["lag"])),
             ("rate", _rate(status["rate"])),
+            *([("shards", shards)] if (shards := _shards(status["shards"])) else []),
             *(
                 row
                 for name in ("correct", "recoverable", "fresh")
@@ -164,6 +166,22 @@ def _lag(lag: dict[str, Any]) -> str:
         return f"unknown: {lag['unknown']}"
     seconds = lag["seconds"]
     return f"{spaced(lag['records'])} records" + ("" if seconds is None else f", {_span(seconds)}")
+
+
+def _shards(shards: list[dict[str, Any]]) -> str:
+    """Where they are, and what it cost to bring them there; nothing where one machine has all."""
+    hosts = Counter(each["host"] for each in shards)
+    read_bytes, moves = (sum(each[name] for each in shards) for name in ("read_bytes", "moves"))
+    if len(hosts) < 2 and not moves:
+        return ""
+    epochs = sum(each["epochs"] for each in shards)
+    current = 100 * (1 - sum(each["stale"] for each in shards) / max(1, epochs))
+    where = ", ".join(f"{count} at {host or 'unknown'}" for host, count in sorted(hosts.items()))
+    each = read_bytes / max(1, max(each["epochs"] for each in shards))
+    return (
+        f"{where}; {moves} moves in {epochs} shard epochs, {current:.1f} % found their state; "
+        f"{spaced(round(each))} B an epoch were read of the others"
+    )
 
 
 def _rate(rate: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ Local stores stay open in a process between epochs. Another process may use the 
 anyone may delete it: the store itself sees to standing where the ledger wants it.
 """
 
+import platform
 import resource
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -183,6 +184,7 @@ class _Shard:
                 restore_s=round(restore_s, 4),
                 operator_ms=round(1000 * (self._clock.monotonic_s() - began_s), 2),
                 calls=calls,
+                host=platform.node(),
                 **spent,
             )
             manifest = Manifest(entry, {name: each.result() for name, each in staged.items()})

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -135,6 +136,7 @@ def status_of(
         rate=rate_shown(entries, now_ms if state in ("running", "idle") else None),
         operator=_operator(entries),
         functions=functions_shown(entries, bound.functions if bound else ()),
+        shards=shards_shown(entries, bound.functions if bound else ()),
         sinks=sinks_shown(entries),
         compared=reports,
         recent_epochs=[epoch_shown(entry, folder) for entry in entries],
@@ -384,6 +386,31 @@ def functions_shown(entries: Sequence[EpochEntry], names: Sequence[str]) -> list
                 "state_bytes": _sum(now, "state_bytes"),
                 "operator_p50_ms": p50,
                 "operator_p99_ms": p99,
+            }
+        )
+    return rows
+
+
+def shards_shown(entries: Sequence[EpochEntry], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Each shard: the machine that has it, how often that was another one, and what it cost.
+
+    `read_bytes` is what was read of the state log because the machine had not the shard, or an
+    older state of it: over these epochs, and a machine that has it reads nothing.
+    """
+    rows = []
+    for last in entries[-1].shards if entries else ():
+        key = (last.stage, last.shard)
+        of = [each for e in entries for each in e.shards if (each.stage, each.shard) == key]
+        rows.append(
+            {
+                "function": names[last.stage] if last.stage < len(names) else f"stage {last.stage}",
+                "shard": last.shard,
+                "host": last.host,
+                "state_bytes": last.state_bytes,
+                "epochs": len(of),
+                "moves": sum(a.host != b.host for a, b in pairwise(of)),
+                "stale": sum(each.rebuilt_bytes > 0 for each in of),
+                "read_bytes": _sum(of, "rebuilt_bytes"),
             }
         )
     return rows

@@ -178,6 +178,8 @@ class ShardEpoch(msgspec.Struct, frozen=True):
     """The processor's part of `handle_ms`: the rest was waiting."""
     calls_ms: float = 0.0
     """Waiting for endpoints."""
+    host: str = ""
+    """Where it ran: the machine that has the shard's local store now."""
     disk_reads: int = 0
     """Pages of state, or of code, that `handle_ms` waited for because memory had them no more."""
 

@@ -21,6 +21,7 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 
@@ -32,6 +33,7 @@ from catchwater.pipeline.run.versions import declared_in
 from catchwater.pipeline.spark import session
 from catchwater.pipeline.spark.failure import Traces
 from catchwater.pipeline.spark.zygote import scratch, zygote
+from catchwater.recovery.at_url import url_of
 from catchwater.recovery.folder import Lock
 from catchwater.recovery.ledger import FOLDER, read_json, write_whole
 from catchwater.recovery.remote import works_elsewhere
@@ -187,7 +189,7 @@ def run_pipeline(
             if pipeline is not None:
                 with closing(pipeline), session.alive(spark):
                     if session.is_cluster(config.spark):
-                        session.check_executors(spark, config.checkpoint, clock)
+                        session.check_executors(spark, shared_folder(config), clock)
                     run_query(spark, pipeline, stop, Traces(log_path, own.path), beside, clock)
         finally:
             if not starting.exception():
@@ -214,7 +216,7 @@ def run_in(
         from catchwater.pipeline.run.run import look_before, run_query
 
         held.acquire()
-        session.check_executors(mine, config.checkpoint, clock)
+        session.check_executors(mine, shared_folder(config), clock)
         with closing(look_before(config, began_s, clock)) as pipeline, session.alive(mine):
             traces = Traces(config.checkpoint / FOLDER / "spark.log")
             run_query(mine, pipeline, stop, traces, beside, clock, follow)
@@ -247,6 +249,15 @@ def _python(config: PipelineConfig, python: str | None) -> "AbstractContextManag
     if session.is_cluster(config.spark):
         return nullcontext(config.spark.get("spark.pyspark.python", sys.executable))
     return nullcontext(python) if python else zygote(python_path(config))
+
+
+def shared_folder(config: PipelineConfig) -> Path | None:
+    """The folder that executors must see, because state and outputs lie in it; None: in a store."""
+    url = config.state or url_of(config.checkpoint)
+    if url is None:
+        return config.checkpoint
+    parts = urlsplit(url)
+    return Path(unquote(parts.path)) if parts.scheme == "file" else None
 
 
 def python_path(config: PipelineConfig) -> list[str]:

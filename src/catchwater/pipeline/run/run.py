@@ -314,6 +314,8 @@ def run_query(
     `follow` is given the epochs that were committed, instead of the log. Raises what failed it.
     """
     config, tell = pipeline.config, follow or _log_epochs
+    if session.has_executors(spark):
+        pipeline.codes = [code.travelling() for code in pipeline.codes]
     remote.publish(config.checkpoint)
     if config.local is None:
         sweep_cache(config.checkpoint)

@@ -30,13 +30,14 @@ import re
 import sys
 import sysconfig
 import traceback
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -89,6 +90,12 @@ class FunctionCode:
     """The driver's arguments: a script that reads them while it is imported meets them again."""
     values: EventValues | None = None
     """How its events are encoded, as the pipeline says; None: in JSON."""
+    copy: bytes = b""
+    """The file itself, compressed, for machines that do not have it; empty: all do."""
+
+    def travelling(self) -> Self:
+        """The same for executors on other machines, whose disks are their own."""
+        return replace(self, copy=zlib.compress(Path(self.path).read_bytes()))
 
     def load(self) -> FunctionSpec:
         """The function's declaration, from the artefact. Raises `CodeChanged`."""
@@ -108,8 +115,20 @@ class FunctionCode:
         """Of the function's part of its module; comments and its place there do not count."""
         return part_sha256(Path(self.path).read_bytes(), self.name)
 
-    def _execute(self) -> Any:
+    def _found(self) -> Path:
+        """The file, which is brought to this machine's cache if it has to be."""
         path = Path(self.path)
+        if not self.copy or path.exists():
+            return path
+        from catchwater.pipeline.spark.session import cache_folder
+
+        here = cache_folder() / "code" / path.name
+        if not here.exists():
+            write_whole(here, zlib.decompress(self.copy))
+        return here
+
+    def _execute(self) -> Any:
+        path = self._found()
         if hashlib.sha256(path.read_bytes()).hexdigest() != self.sha256:
             raise CodeChanged(
                 f"The code of {self.module}:{self.name} at {path} is not what was published.",

@@ -452,6 +452,11 @@ def is_cluster(said: Mapping[str, str]) -> bool:
     return said.get("master", "local").partition("[")[0] != "local"
 
 
+def has_executors(spark: "SparkSession") -> bool:
+    """Whether a session's executors are processes of their own."""
+    return is_cluster({"master": spark.sparkContext.master})
+
+
 def settings_of(said: Mapping[str, str], python_path: Sequence[str]) -> dict[str, str]:
     """What `[spark]` says, as `start` takes it. Raises `SessionUnfit` if no such master answers."""
     conf = {key: value for key, value in said.items() if key != "master"}
@@ -459,7 +464,9 @@ def settings_of(said: Mapping[str, str], python_path: Sequence[str]) -> dict[str
     if master is None:
         return conf
     if master.startswith("spark://"):
-        _find_master(master)
+        # Executors find the driver where the master sees this machine.
+        here = _find_master(master)
+        conf = {"spark.driver.host": here, "spark.driver.bindAddress": here, **conf}
     if is_cluster(said):
         # An executor's Python is not forked from the driver's, and looks for modules by itself.
         paths = [*python_path, conf.get("spark.executorEnv.PYTHONPATH", "")]
@@ -467,12 +474,15 @@ def settings_of(said: Mapping[str, str], python_path: Sequence[str]) -> dict[str
     return {**conf, "spark.master": _with_attempts(master)}
 
 
-def _find_master(url: str) -> None:
-    """Raise unless one of its addresses is listened at: Spark itself would try for a minute."""
+def _find_master(url: str) -> str:
+    """This machine's address on the way to the master. Raises `SessionUnfit` if none answers.
+
+    Spark itself would try for a minute.
+    """
     addresses = re.findall(r"([^,/]+):(\d+)", url.removeprefix("spark://"))
     for host, port in addresses:
-        with suppress(OSError), socket.create_connection((host, int(port)), _MASTER_S):
-            return
+        with suppress(OSError), socket.create_connection((host, int(port)), _MASTER_S) as found:
+            return str(found.getsockname()[0])
     raise SessionUnfit(
         f"No Spark master answers at {url}.",
         hint="Is it the address that its page shows, and can this machine reach it?",
@@ -526,19 +536,21 @@ def borrow(
     return mine
 
 
-def check_executors(spark: "SparkSession", checkpoint: Path, clock: Clock) -> None:
-    """Let every executor say which Python and Catchwater it has, and that it sees the checkpoint.
+def check_executors(spark: "SparkSession", shared: Path | None, clock: Clock) -> None:
+    """Let every executor say which Python and Catchwater it has, and that it sees this folder.
 
-    Raises `SessionUnfit` naming the host that does not.
+    None: state and outputs lie in a store that is no folder. Raises `SessionUnfit` naming the host
+    that lacks something.
     """
     from py4j.protocol import Py4JJavaError
 
     context = spark.sparkContext
     token = f"catchwater-{clock.token()}"
-    probe = checkpoint / FOLDER / f"seen-{token}"
-    probe.parent.mkdir(parents=True, exist_ok=True)
-    probe.write_text(token)
-    path, here = str(probe), importlib.metadata.version("catchwater")
+    probe = shared / FOLDER / f"seen-{token}" if shared else None
+    if probe is not None:
+        probe.parent.mkdir(parents=True, exist_ok=True)
+        probe.write_text(token)
+    path, here = str(probe or ""), importlib.metadata.version("catchwater")
 
     def look(_: int) -> tuple[str, str, str, bool]:
         # Sent whole, without our package: an executor may lack it, and then says so.
@@ -551,7 +563,7 @@ def check_executors(spark: "SparkSession", checkpoint: Path, clock: Clock) -> No
             has = importlib.metadata.version("catchwater")
         except importlib.metadata.PackageNotFoundError:
             has = ""
-        return platform.node(), sys.executable, has, os.path.exists(path)
+        return platform.node(), sys.executable, has, not path or os.path.exists(path)
 
     count = max(2, context.defaultParallelism)
 
@@ -580,8 +592,14 @@ def check_executors(spark: "SparkSession", checkpoint: Path, clock: Clock) -> No
         ) from error
     finally:
         asking.shutdown(wait=False)
-        probe.unlink(missing_ok=True)
-    for host, python, has, sees in sorted({*found}):
+        if probe is not None:
+            probe.unlink(missing_ok=True)
+    _refuse_unfit({*found}, here, shared)
+
+
+def _refuse_unfit(found: set[tuple[str, str, str, bool]], here: str, shared: Path | None) -> None:
+    """Raise `SessionUnfit` for a host whose Catchwater differs, or that lacks the folder."""
+    for host, python, has, sees in sorted(found):
         if has != here:
             raise SessionUnfit(
                 f"{python} on {host} has {'catchwater ' + has if has else 'no catchwater'}, and "
@@ -591,9 +609,9 @@ def check_executors(spark: "SparkSession", checkpoint: Path, clock: Clock) -> No
             )
         if not sees:
             raise SessionUnfit(
-                f"{host} does not see the checkpoint {checkpoint}.",
-                hint="Name a folder in [pipeline] checkpoint that driver and executors share; for "
-                "one at a URL, let CATCHWATER_CACHE be such a folder.",
+                f"{host} does not see the checkpoint's folder {shared}.",
+                hint="Name a folder in [pipeline] checkpoint that driver and executors share, or a "
+                "URL that all reach: s3://bucket/cards.",
             )
 
 

@@ -80,6 +80,27 @@ def test_a_worker_that_imported_another_version_before_runs_the_published_one(
     assert sys.modules["counter_module"].LIMIT == 2
 
 
+def test_a_machine_without_the_file_runs_the_copy_that_travels_with_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tmp_path / "travelling_counter.py"
+    module.write_text(SOURCE.format(limit=3))
+    code = publish(find_function("travelling_counter:Counter", tmp_path), tmp_path / "checkpoint")
+    sent = pickle.dumps(code.travelling())
+    there = tmp_path / "there"
+    monkeypatch.setenv("CATCHWATER_CACHE", str(there))
+    Path(code.path).unlink()
+    for _ in range(2):  # by the second task it is there
+        sys.modules.pop("travelling_counter")
+        found = pickle.loads(sent).load()
+        assert sys.modules["travelling_counter"].LIMIT == 3 and found.name == "counter"
+    (kept,) = (there / "code").iterdir()
+    kept.write_text("LIMIT = 4")
+    sys.modules.pop("travelling_counter")
+    with pytest.raises(CodeChanged):
+        pickle.loads(sent).load()
+
+
 def test_code_that_was_tampered_with_is_refused(tmp_path: Path) -> None:
     write(tmp_path)
     code = publish(find_function("counter_module:Counter", tmp_path), tmp_path / "checkpoint")
