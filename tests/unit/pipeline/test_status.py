@@ -6,8 +6,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
+from catchwater.cli import status as page_of_status
 from catchwater.clock import SYSTEM, ManualClock
 from catchwater.pipeline import status
 from catchwater.pipeline.run.config import PipelineConfig
@@ -88,6 +90,28 @@ def entry(epoch: int, finished_ms: int) -> EpochEntry:
     return EpochEntry(
         epoch, end, end, shards, sinks, finished_ms, run_ms=100.0, sink_ms={"rows": 7.0}
     )
+
+
+def test_where_shards_are_and_what_it_cost_to_move_them() -> None:
+    def epoch(number: int, *hosts: str, **moved: int) -> EpochEntry:
+        shards = [
+            ShardEpoch(n, host=host, state_bytes=1000, rebuilt_bytes=moved.get(f"s{n}", 0))
+            for n, host in enumerate(hosts)
+        ]
+        return msgspec.structs.replace(entry(number, 0), shards=shards)
+
+    entries = [epoch(1, "a", "b"), epoch(2, "b", "b", s0=300), epoch(3, "b", "c", s1=100)]
+    rows = status.shards_shown(entries, ["risk"])
+    assert [(r["function"], r["shard"], r["host"], r["moves"], r["read_bytes"]) for r in rows] == [
+        ("risk", 0, "b", 1, 300), ("risk", 1, "c", 1, 100),
+    ]  # fmt: skip
+    assert page_of_status._shards(rows) == (
+        "1 at b, 1 at c; 2 moves in 6 shard epochs, 66.7 % found their state; 133 B an epoch were "
+        "read of the others"
+    )
+    # One machine that has all of them is not worth a line.
+    assert page_of_status._shards(status.shards_shown([epoch(1, "a", "a")], [])) == ""
+    assert status.shards_shown([], []) == []
 
 
 def test_an_epochs_time_is_that_of_its_parts(tmp_path: Path) -> None:

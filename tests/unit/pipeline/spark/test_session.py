@@ -3,8 +3,10 @@
 import importlib.metadata
 import os
 import signal
+import socket
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -175,6 +177,15 @@ def test_a_master_is_spelled_with_four_attempts_a_task() -> None:
         "spark.master": "local-cluster[2,1,1024]",
         "spark.executorEnv.PYTHONPATH": "/a:/b",
     }
+
+
+def test_executors_find_the_driver_where_it_reaches_the_master() -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as master:
+        said = {"master": f"spark://gone:1,127.0.0.1:{master.getsockname()[1]}"}
+        found = session.settings_of(said, [])
+        assert (found["spark.driver.host"], found["spark.driver.bindAddress"]) == ("127.0.0.1",) * 2
+        named = session.settings_of(said | {"spark.driver.host": "h"}, [])
+        assert named["spark.driver.host"] == "h"
 
 
 def test_a_master_that_does_not_answer_is_named() -> None:
