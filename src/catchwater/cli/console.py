@@ -156,10 +156,11 @@ def supervised(file: Path, config: "PipelineConfig", flags: Sequence[str]) -> No
 
     command = [sys.executable, "-c", _MAIN, "pipeline", "run", str(file), "--stand-by", *flags]
     restarts = RESTARTS if config.restarts is None else config.restarts
+    folder, timeout_ms = config.checkpoint, config.epoch_timeout_ms
     # The supervisor's, so that a driver that is started again finds it ready.
     with zygote([str(config.folder)]) as shared:
         command += ["--python", shared]
-        supervise(Wanted(command, config.checkpoint, restarts, config.spare))
+        supervise(Wanted(command, folder, restarts, config.spare, timeout_ms))
     if "--quick" not in flags and make_class_archive_later():
         talk("preparing faster starts in the background: once, some 40 s of CPU time")
 

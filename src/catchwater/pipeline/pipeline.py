@@ -62,6 +62,7 @@ class Settings(TypedDict, total=False):
     poison_limit: int
     handler_timeout: str
     restarts: int
+    epoch_timeout: str
     spare: bool
     lease: str
     metrics: str

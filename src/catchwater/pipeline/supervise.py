@@ -12,6 +12,10 @@ daemon and its workers, each in a process group of its own) is found again by th
 and ended with it: no orphaned JVM keeps the checkpoint's lock. Linux names the session of a process
 in /proc; elsewhere the process group is ended, and Python workers follow when their JVM is gone.
 
+A driver that does not get on with an epoch is ended as one that failed, where `epoch_timeout` says
+how long an epoch may take (`EpochWatch`). What a function's handler may take is the workers' own
+business (`watchdog`).
+
 SIGTERM and Ctrl-C are passed on to the driver; `halt` sends such a signal from another process.
 """
 
@@ -35,7 +39,8 @@ from catchwater.pipeline.run.driver import GO, Stop, read_report, stop_requested
 from catchwater.pipeline.workers import ended
 from catchwater.recovery.checkpoint import last_commit
 from catchwater.recovery.folder import DRIVER, SUPERVISOR, holder, lock
-from catchwater.recovery.ledger import FOLDER, read_json, write_whole
+from catchwater.recovery.ledger import FOLDER, numbered, read_json, write_whole
+from catchwater.verdicts import spelled_s
 
 _log = logging.getLogger("catchwater.supervisor")
 
@@ -185,6 +190,51 @@ class GivenUp(CatchwaterError):
     """The pipeline failed too often, or in a way that another start does not mend."""
 
 
+HUNG = 124
+"""The exit code of a driver that was ended because it did not get on."""
+
+
+class EpochWatch:
+    """Whether a driver's epoch takes longer than it may.
+
+    Asked once in a while, and counts the time between two questions up to `MOST_S`: a machine that
+    was asleep is not taken for a driver that hangs. The start of Spark counts where a driver died
+    within an epoch, which the next one runs again.
+    """
+
+    MOST_S = 5.0
+
+    def __init__(self, timeout_s: float, planned: Callable[[], int], clock: Clock) -> None:
+        """`planned`: the newest epoch that was planned and not committed, -1 if there is none."""
+        self._timeout_s = timeout_s
+        self._planned = planned
+        self._clock = clock
+        self.begin()
+
+    def begin(self) -> None:
+        """A driver has got its turn."""
+        self._epoch, self._waited_s = -1, 0.0
+        self._looked_s = self._clock.monotonic_s()
+
+    def look(self) -> Failure | None:
+        """Why the driver is to be ended; None: it gets on."""
+        now_s, epoch = self._clock.monotonic_s(), self._planned()
+        passed_s, self._looked_s = now_s - self._looked_s, now_s
+        if epoch < 0 or epoch != self._epoch:
+            self._epoch, self._waited_s = epoch, 0.0
+            return None
+        self._waited_s += min(passed_s, self.MOST_S)
+        if self._waited_s <= self._timeout_s:
+            return None
+        return Failure(
+            HUNG,
+            f"Epoch {epoch} was not done within {spelled_s(self._timeout_s)} (epoch_timeout), so "
+            "its driver was ended.",
+            "It runs again. If it only takes long: raise epoch_timeout in [pipeline], or make "
+            "epochs smaller by maxOffsetsPerTrigger.",
+        )
+
+
 class Supervision(msgspec.Struct, frozen=True):
     """What a supervisor does at the moment, as it is kept."""
 
@@ -230,6 +280,8 @@ class Wanted:
     restarts: int
     """Within an hour."""
     spare: bool
+    epoch_timeout_ms: int | None = None
+    """So long may an epoch take; None: any time."""
 
 
 def supervise(wanted: Wanted, clock: Clock = SYSTEM) -> None:
@@ -237,7 +289,7 @@ def supervise(wanted: Wanted, clock: Clock = SYSTEM) -> None:
 
     Raises `GivenUp` with the last driver's exit code, `CheckpointInUse`.
     """
-    folder = wanted.checkpoint
+    folder, timeout_ms = wanted.checkpoint, wanted.epoch_timeout_ms
     with (
         lock(folder, clock, name=SUPERVISOR, wait_s=LOCK_WAIT_S),
         stop_requested() as stop,
@@ -250,8 +302,16 @@ def supervise(wanted: Wanted, clock: Clock = SYSTEM) -> None:
             spare=wanted.spare,
             stop=stop,
             clock=clock,
+            watch=EpochWatch(timeout_ms / 1000, lambda: _planned(folder), clock)
+            if timeout_ms
+            else None,
         )
         supervisor.run()
+
+
+def _planned(folder: Path) -> int:
+    newest = max(numbered(folder / "offsets"), default=-1)
+    return newest if newest > last_commit(folder) else -1
 
 
 def read_supervision(folder: Path) -> Supervision | None:
@@ -276,7 +336,9 @@ class Supervisor:
         spare: bool,
         stop: Stop,
         clock: Clock,
+        watch: EpochWatch | None = None,
     ) -> None:
+        self._watch = watch
         self._start = start
         self._restarts = restarts
         self._committed = committed
@@ -321,15 +383,20 @@ class Supervisor:
         driver = self._driver = self._spare or self._start()
         self._spare = None
         driver.go()
+        if self._watch is not None:
+            self._watch.begin()
         self._say("running")
         look_s = self._clock.monotonic_s() + _LOOK_S
         while (failure := driver.ended()) is None:
             if self._stop.requested:
                 failure = self._stopped(driver)
                 break
-            if self._wants_spare and self._clock.monotonic_s() >= look_s:
+            if self._clock.monotonic_s() >= look_s:
                 look_s += _LOOK_S
-                self._look_after_spare(before)
+                if self._wants_spare:
+                    self._look_after_spare(before)
+                if self._watch is not None and (failure := self._watch.look()) is not None:
+                    break
             self._stop.pause(self._clock, _LOOK_S)
         self._noticed_ms = self._clock.now_ms()
         driver.end()

@@ -45,6 +45,7 @@ _CLIENT_ID = "kafka.client.id"
 _LOCATION = re.compile(r"kafka\.ssl\..*\.location")
 _LAST_PORT = 65_535
 
+LEAST_EPOCH_TIMEOUT_MS = 60_000
 LEAST_EVERY_MS = 1000
 """Restore points are at least so far apart, where they are chosen by time."""
 AVAILABLE_NOW = "available-now"
@@ -223,6 +224,17 @@ def _handler_timeout(setting: _Setting, folder: Path) -> int:
     return found
 
 
+def _epoch_timeout(setting: _Setting, folder: Path) -> int:
+    found = _duration(setting, folder)
+    if found < LEAST_EPOCH_TIMEOUT_MS:
+        raise ConfigError(
+            f"{setting.where}: epoch_timeout must be at least 1m.",
+            hint="A start of Spark is in it, where an epoch runs again. For a handler there is "
+            "handler_timeout.",
+        )
+    return found
+
+
 def _lease(setting: _Setting, folder: Path) -> int:
     found = _duration(setting, folder)
     if found < SHORTEST_LEASE_MS:
@@ -316,6 +328,10 @@ class PipelineConfig:
     """How long one call of a handler may take; None: as each function declares."""
     restarts: Annotated[int | None, _Key("pipeline", "restarts", _count)] = None
     """How often a failed query is started again before it fails for good; None: the default."""
+    epoch_timeout_ms: Annotated[int | None, _Key("pipeline", "epoch_timeout", _epoch_timeout)] = (
+        None
+    )
+    """How long an epoch may take before its driver is ended and started anew; None: any time."""
     spare: Annotated[bool, _Key("pipeline", "spare", _flag)] = False
     """Whether a started Spark session waits for the one that runs to fail."""
     lease_ms: Annotated[int, _Key("pipeline", "lease", _lease)] = LEASE_MS

@@ -356,3 +356,10 @@ def test_restore_points_closer_than_epochs_begin_are_refused(tmp_path: Path) -> 
     with pytest.raises(ConfigError, match="shorter than an epoch, which begins every 1 min"):
         read(tmp_path, text)
     assert read(tmp_path, text.replace("60s", "10s")).checkpoints_ms == 10_000
+
+
+def test_an_epoch_may_not_be_given_less_than_a_start_takes(tmp_path: Path) -> None:
+    text = FILE.replace("[source]", 'epoch_timeout = "30m"\n[source]')
+    assert read(tmp_path, text).epoch_timeout_ms == 1_800_000
+    with pytest.raises(ConfigError, match="line 5: epoch_timeout must be at least 1m"):
+        read(tmp_path, text.replace("30m", "30s"))

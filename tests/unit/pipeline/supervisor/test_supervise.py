@@ -13,7 +13,9 @@ import pytest
 from catchwater.clock import ManualClock
 from catchwater.pipeline.run.driver import Stop
 from catchwater.pipeline.supervise import (
+    HUNG,
     STOP_S,
+    EpochWatch,
     Failure,
     GivenUp,
     Restarts,
@@ -82,7 +84,9 @@ class Stage:
         self.actors.append(Actor(self, next(self.plays), 100 + len(self.actors)))
         return self.actors[-1]
 
-    def supervisor(self, *, limit: int = 10, spare: bool = False) -> Supervisor:
+    def supervisor(
+        self, *, limit: int = 10, spare: bool = False, watch: EpochWatch | None = None
+    ) -> Supervisor:
         return Supervisor(
             start=self.start,
             restarts=Restarts(limit, Random(1)),
@@ -91,6 +95,7 @@ class Stage:
             spare=spare,
             stop=self.stop,
             clock=self.clock,
+            watch=watch,
         )
 
     @property
@@ -269,3 +274,37 @@ def test_what_it_told_can_be_read_by_others(tmp_path: Path):
     (tmp_path / FOLDER).mkdir()
     (tmp_path / FOLDER / "supervisor.json").write_bytes(msgspec.json.encode(told))
     assert read_supervision(tmp_path) == told
+
+
+def test_a_driver_that_does_not_get_on_with_an_epoch_is_ended_and_followed_by_another() -> None:
+    stage = Stage(iter([Play(10_000, Failure(1)), Play(30, Failure(0), epochs=3)]))
+    watch = EpochWatch(120, lambda: 7 if stage.committed < 0 else -1, stage.clock)
+    stage.supervisor(watch=watch).run()
+    assert stage.actors[0].gone and 120 <= stage.went[1] <= 125
+    told = stage.told[-1]
+    assert (told.state, told.restarts) == ("ended", 1)
+    assert told.last_cause == (
+        "Epoch 7 was not done within 2 min (epoch_timeout), so its driver was ended."
+    )
+
+
+def test_an_epoch_is_watched_from_its_plan_on_and_sleep_does_not_count() -> None:
+    clock, planned = ManualClock(), [-1]
+    watch = EpochWatch(60, lambda: planned[0], clock)
+
+    def looks(seconds: int) -> Failure | None:
+        found = None
+        for _ in range(seconds):
+            clock.pause(1)
+            found = found or watch.look()
+        return found
+
+    assert looks(300) is None, "nothing is planned"
+    for planned[0] in (0, 1, 2):
+        assert looks(55) is None, "one after the other gets done"
+    clock.pause(3600)  # the machine was asleep
+    assert watch.look() is None
+    found = looks(20)
+    assert found is not None and found.exit_code == HUNG and "Epoch 2" in found.message
+    watch.begin()
+    assert looks(50) is None
