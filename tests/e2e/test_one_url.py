@@ -11,11 +11,15 @@ from typing import Any
 
 import pytest
 from tests.e2e import in_session
-from tests.e2e.conftest import COMMAND, Pipeline, processes
+from tests.e2e.conftest import COMMAND, EVENTS, Pipeline, processes
 
+from catchwater.clock import SYSTEM
 from catchwater.config import CatchwaterError
+from catchwater.pipeline.run.backfill import backfill_of, begin, progress, resolve
+from catchwater.pipeline.run.config import PipelineConfig, load
 from catchwater.pipeline.spark.failure import PipelineFailed
 from catchwater.recovery.at_url import folder_of
+from catchwater.recovery.checkpoint import last_commit
 from catchwater.recovery.fenced import LeaseHeld
 from catchwater.recovery.folder import lock
 from catchwater.recovery.ledger import Ledger
@@ -105,6 +109,33 @@ def _after(calls: int, then: Callable[..., None], first: Callable[..., None]) ->
         return (then if next(left, None) is None else first)(*arguments)
 
     return call
+
+
+def test_a_backfill_of_a_pipeline_at_a_url_goes_on_on_another_machine(
+    cards: Any, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CATCHWATER_SINK__ALERTS__TOPIC", "filled-again")
+
+    def machine(name: str) -> tuple[in_session.Pipeline, PipelineConfig]:
+        made = Machine(cards, tmp_path / name, "filled", url=url.replace("/cards", "/filled"))
+        made.folder.mkdir()
+        monkeypatch.setenv("CATCHWATER_CACHE", str(made.cache))
+        file = made.write_file("available-now")
+        here = in_session.Pipeline(None, made.folder, file, label="again")
+        return here, backfill_of(load(file, os.environ), "again")
+
+    here, config = machine("a")
+    begin(config, resolve(config, "earliest", "latest", SYSTEM))
+    with lock(config.checkpoint):
+        here.run(until=lambda: last_commit(config.checkpoint) >= 3)
+    there, config = machine("b")
+    done, records = progress(config.checkpoint)
+    assert 0 < done < records == EVENTS
+    with lock(config.checkpoint):
+        there.run()
+    assert progress(config.checkpoint) == (EVENTS, EVENTS)
+    assert {each.epoch for each in here.epochs}.isdisjoint(each.epoch for each in there.epochs)
+    assert cards.rows("filled-again") == cards.expected
 
 
 @pytest.fixture

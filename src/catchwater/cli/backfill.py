@@ -110,10 +110,12 @@ def rebuild(
     from catchwater.pipeline.opened import OpenPipeline
     from catchwater.pipeline.run.backfill import backfill_of, begun, progress
     from catchwater.pipeline.supervise import halt
+    from catchwater.recovery.at_url import refuse_url
     from catchwater.recovery.folder import lock
 
     log_to_stderr()
     live = load_here(file)
+    refuse_url(live.checkpoint, "A rebuild")
     if live.checkpoint.name == label and begun(live.checkpoint):
         _release(backfill_of(live, label))  # an interrupted rebuild may have left it
         talk(f"{label} has taken the pipeline's place already: {live.checkpoint}.")

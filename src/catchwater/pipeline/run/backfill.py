@@ -6,10 +6,12 @@ puts out is written exactly once however often it is killed. What makes it a bac
 range of offsets is fixed before its first start and kept in its checkpoint.
 
 Relies on the log to still hold the range, and pins it before anything else. State begins empty.
+That of a pipeline at a URL has a URL of its own below it, and goes on wherever it is started again.
 """
 
 import re
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -22,7 +24,8 @@ from catchwater.objects.open import join
 from catchwater.pipeline.run.config import AVAILABLE_NOW, PipelineConfig
 from catchwater.pipeline.run.versions import Identity, find_function, is_target
 from catchwater.recovery import checkpoint, handover
-from catchwater.recovery.at_url import refuse_url
+from catchwater.recovery.at_url import folder_of, url_of
+from catchwater.recovery.folder import lock, refresh
 from catchwater.recovery.ledger import FOLDER, OffsetMap, read_json, write_whole
 from catchwater.replay.offsets import from_json, to_json
 from catchwater.replay.options import parse_options
@@ -126,10 +129,8 @@ def backfill_of(live: PipelineConfig, label: str) -> PipelineConfig:
             f"{label!r} cannot name a backfill.",
             hint="Use lower-case letters, digits and hyphens, at most 63.",
         )
-    refuse_url(live.checkpoint, "A backfill")
     name = live.name or find_function(live.functions[0], live.folder).name
-    root = _root(live.checkpoint)
-    folder = root.with_name(f"{root.name}{BACKFILLS}") / label
+    folder = _folder(live.checkpoint, label)
     bounds = begun(folder)
     source = {k: v for k, v in live.source.items() if not k.lower().startswith(_STARTING)}
     if bounds:
@@ -153,6 +154,18 @@ def backfill_of(live: PipelineConfig, label: str) -> PipelineConfig:
     )
 
 
+def _folder(live: Path, label: str) -> Path:
+    """The backfill's checkpoint: beside the live one, or below its URL."""
+    if (url := url_of(live)) is None:
+        root = _root(live)
+        return root.with_name(f"{root.name}{BACKFILLS}") / label
+    from catchwater.pipeline.spark.session import cache_folder
+
+    folder = folder_of(join(url, f"backfills/{label}"), cache_folder().absolute())
+    refresh(folder)
+    return folder
+
+
 def check_apart(backfill: PipelineConfig, live: PipelineConfig) -> None:
     """Raise `BadBackfill` where a sink would write to what the live pipeline writes to.
 
@@ -174,7 +187,8 @@ def begin(backfill: PipelineConfig, bounds: Bounds) -> None:
     """Fix the range, which every start of the backfill reads from now on."""
     path = _path(backfill.checkpoint)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, msgspec.json.encode(bounds))
+    with lock(backfill.checkpoint) if url_of(backfill.checkpoint) else nullcontext():
+        write_whole(path, msgspec.json.encode(bounds))
 
 
 def begun(folder: Path) -> Bounds | None:

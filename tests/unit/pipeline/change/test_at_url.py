@@ -11,10 +11,10 @@ from catchwater.pipeline.change.rollback import RestorePlan, bring_back, look, r
 from catchwater.pipeline.change.upgrade import upgrade
 from catchwater.pipeline.change.warm import prepare
 from catchwater.pipeline.run import versions
-from catchwater.pipeline.run.backfill import backfill_of
+from catchwater.pipeline.run.backfill import Bounds, backfill_of, begin
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.recovery import checkpoint
-from catchwater.recovery.at_url import NotAtUrl, folder_of
+from catchwater.recovery.at_url import NotAtUrl, folder_of, url_of
 from catchwater.recovery.folder import lock, refresh
 from catchwater.recovery.handover import RestoreUnfinished, make_ready
 from catchwater.recovery.ledger import Ledger
@@ -129,5 +129,19 @@ def test_what_needs_a_second_checkpoint_is_refused(shop: ShopAtUrl) -> None:
     shop.code(2)
     with pytest.raises(NotAtUrl, match="beside the old version needs a checkpoint that is a fold"):
         prepare(shop.pipeline, 2)
-    with pytest.raises(NotAtUrl, match="A backfill needs a checkpoint that is a folder"):
-        backfill_of(replace(shop.config, name="tally"), "again")
+
+
+def test_a_backfill_lies_below_the_url_and_is_known_on_another_machine(
+    shop: ShopAtUrl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live, bounds = replace(shop.config, name="tally"), Bounds({"t": {"0": 0}}, {"t": {"0": 5}})
+    monkeypatch.setenv("CATCHWATER_CACHE", str(shop.folder / "here"))
+    here = backfill_of(live, "again")
+    assert here.until is None
+    begin(here, bounds)
+    monkeypatch.setenv("CATCHWATER_CACHE", str(shop.folder / "there"))
+    there = backfill_of(live, "again")
+    assert (there.until, there.name) == (bounds.end, "tally.again")
+    assert there.checkpoint != here.checkpoint
+    url = (shop.folder / "checkpoint").as_uri()
+    assert url_of(there.checkpoint) == f"{url}/backfills/again"
