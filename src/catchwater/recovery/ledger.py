@@ -373,7 +373,8 @@ class Ledger:
         """What the sinks made of this epoch when it ran before a restore went back behind it."""
         if max(self.recorded_epochs(), default=-1) < epoch:
             return {}
-        for read in (self._recorded, self._passed):
+        ways: tuple[Callable[[int], EpochEntry | Passed], ...] = (self._recorded, self._passed)
+        for read in ways:
             with suppress(LedgerDamaged, FileNotFoundError):
                 return read(epoch).sinks
         return {}

@@ -13,7 +13,14 @@ import platform
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    closing,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -32,6 +39,7 @@ from catchwater.pipeline.rows import from_arrow, to_arrow
 from catchwater.pipeline.run import versions
 from catchwater.pipeline.run.config import AVAILABLE_NOW, CONTINUOUS, DEAD_LETTER, PipelineConfig
 from catchwater.pipeline.run.driver import Stop, take_report
+from catchwater.pipeline.run.following import following
 from catchwater.pipeline.run.metrics import PipelineMetrics
 from catchwater.pipeline.run.reporting import Reporter
 from catchwater.pipeline.run.schedule import scheduled
@@ -137,7 +145,8 @@ def _acquire(config: PipelineConfig, held: Lock, stop: Stop, clock: Clock) -> fl
         return not stop.requested
 
     while not stop.requested:
-        lapsed = remote.await_turn(config.checkpoint, wait, clock) if config.spare else ""
+        with _followed(config, clock):
+            lapsed = remote.await_turn(config.checkpoint, wait, clock) if config.spare else ""
         if stop.requested:
             break
         try:
@@ -148,6 +157,14 @@ def _acquire(config: PipelineConfig, held: Lock, stop: Stop, clock: Clock) -> fl
         else:
             return turn_s
     return None
+
+
+def _followed(config: PipelineConfig, clock: Clock) -> AbstractContextManager[None]:
+    """While a spare waits for a driver on another machine, this one's copies of shards follow."""
+    waits = config.spare and remote.works_elsewhere(config.checkpoint, clock) is not None
+    if not waits or session.is_cluster(config.spark):
+        return nullcontext()
+    return following(config.checkpoint, config.local or _cached(config.checkpoint), clock)
 
 
 def look_before(config: PipelineConfig, began_s: float, clock: Clock) -> OpenPipeline:
