@@ -76,7 +76,7 @@ def _measured(file: Path, unknown: list[str]) -> "Measured":
     from catchwater.pipeline.opened import OpenPipeline
     from catchwater.pipeline.status import status_of
     from catchwater.recovery.checkpoint import commit_ms
-    from catchwater.recovery.ledger import unbroken
+    from catchwater.recovery.ledger import Ledger
     from catchwater.wire.connection import parse_bootstrap
 
     def tried(ask: Callable[[], T]) -> T | None:
@@ -90,7 +90,7 @@ def _measured(file: Path, unknown: list[str]) -> "Measured":
     config, found = look_here(file)
     status = status_of(config, found, SYSTEM)
     pipeline = OpenPipeline(config, timeout_s=_ASK_S)
-    contract, entries = found.contract, unbroken(found.entries)
+    contract, entries = found.contract, Ledger(found.folder).recent(found.entries)
     restore = contract.restore if contract else None
     commits = {
         each.epoch: commit_ms(found.folder, each.epoch, each.finished_ms) for each in entries

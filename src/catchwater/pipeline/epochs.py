@@ -34,7 +34,6 @@ from catchwater.recovery.ledger import (
     LedgerDamaged,
     SinkEpoch,
     read_offset,
-    unbroken,
 )
 from catchwater.recovery.points import Choice, Kept, thin
 from catchwater.recovery.savepoint.store import settle_claim
@@ -398,7 +397,7 @@ class Upkeep:
         for (stage, shard), log in self._logs.items():
             log.sweep(entry.positions(stage)[shard] for entry in entries)
         # What runs again from an older restore point is compared with the ledger, not with these.
-        whole = unbroken(entries)
+        whole = self._ledger.recent(entries)
         for sink in self._sinks.values():
             sink.sweep(whole[0].epoch, self._clock.now_ms())
         for journal in self._journals:

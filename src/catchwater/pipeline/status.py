@@ -39,12 +39,12 @@ from catchwater.recovery.folder import SUPERVISOR, holder
 from catchwater.recovery.intact import Look
 from catchwater.recovery.ledger import (
     EpochEntry,
+    Ledger,
     LedgerDamaged,
     OffsetMap,
     ShardEpoch,
     operator_ms,
     parts_ms,
-    unbroken,
 )
 from catchwater.recovery.remote import elsewhere
 from catchwater.replay.control import Control
@@ -87,7 +87,7 @@ def status_of(
 
     `state` is given by the process that works on the checkpoint, when it ends.
     """
-    folder, entries = found.folder, unbroken(found.entries)
+    folder, entries = found.folder, Ledger(found.folder).recent(found.entries)
     end = found.whole[-1].end if found.whole else None
     supervisor, process = _supervisor(folder), _worker(folder)
     if supervisor and process is not None and supervisor.state not in _SUPERVISES:

@@ -236,14 +236,6 @@ class Passed(msgspec.Struct, frozen=True, array_like=True):
     sinks: dict[str, SinkEpoch] = {}
 
 
-def unbroken(entries: Sequence[EpochEntry]) -> Sequence[EpochEntry]:
-    """The newest of these that follow one another without a gap."""
-    first = len(entries) - 1
-    while first > 0 and entries[first - 1].epoch == entries[first].epoch - 1:
-        first -= 1
-    return entries[max(first, 0) :]
-
-
 def parts_ms(entry: EpochEntry) -> dict[str, float]:
     """Where an epoch's time went, ms; empty if it was not measured.
 
@@ -402,6 +394,12 @@ class Ledger:
         """The first and the last epoch that each file of them names, and its path."""
         found = between(path.name for path in self._between.glob("*.epochs"))
         return [(a, b, self._between / f"{a}-{b}.epochs") for a, b in found]
+
+    def recent(self, entries: Sequence[EpochEntry]) -> list[EpochEntry]:
+        """Those of these entries, oldest first, behind which no epoch was passed over."""
+        newest = entries[-1].epoch if entries else -1
+        gone = max((last for _, last, _ in self.passed_files() if last < newest), default=-1)
+        return [entry for entry in entries if entry.epoch > gone]
 
     def read_passed(self, path: Path) -> list[Passed]:
         """What `pass_over` has kept. Raises `LedgerDamaged`, `FileNotFoundError`."""

@@ -29,7 +29,6 @@ from catchwater.recovery.ledger import (
     SinkEpoch,
     SourceOffset,
     numbered,
-    unbroken,
 )
 from catchwater.recovery.points import NEWEST, Kept, thin
 from catchwater.recovery.remote import ScratchGone
@@ -135,8 +134,8 @@ def test_between_points_only_the_ends_of_epochs_are_kept(made: Made) -> None:
     # Sinks need not keep more than the part in which all epochs are there.
     assert sink.oldest == 30
     entries = [entry for each in ledger.epochs() if (entry := ledger.read(each))]
-    assert [each.epoch for each in unbroken(entries)] == WHOLE
-    assert unbroken([]) == []
+    assert [each.epoch for each in ledger.recent(entries)] == WHOLE
+    assert ledger.recent([]) == []
 
 
 def test_the_state_of_every_point_is_there_and_that_of_other_epochs_is_not(made: Made) -> None:
