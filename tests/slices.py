@@ -68,7 +68,19 @@ SLICES: dict[str, Slice] = {
         (_slow("tests/browser", *_e2e("status", "typed_events")),), ("chromium:chromium",)
     ),
     "slow-runs": Slice(
-        (_slow(*_e2e("pipeline", "one_url", "sinks", "supervisor", "versions", "calls")),)
+        (
+            _slow(
+                *_e2e(
+                    "pipeline",
+                    "one_url",
+                    "restore_points",
+                    "sinks",
+                    "supervisor",
+                    "versions",
+                    "calls",
+                )
+            ),
+        )
     ),
     "slow-sink-away": Slice((_slow(*_e2e("slow_sink")),)),
     "slow-examples": Slice(

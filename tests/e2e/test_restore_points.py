@@ -8,6 +8,7 @@ import pytest
 from tests.e2e import in_session
 from tests.e2e.conftest import Pipeline
 
+from catchwater.clock import ManualClock
 from catchwater.pipeline.run import config as files
 from catchwater.recovery import rewind
 from catchwater.recovery.contract import load_contract, load_contracts
@@ -15,12 +16,22 @@ from catchwater.recovery.ledger import Ledger
 from catchwater.recovery.pins import read_tails
 from catchwater.sinks import table
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
 EPOCH_EVENTS = 100
+
+
+class Stepping(ManualClock):
+    """Goes on by 10 ms whenever it is looked at: an epoch takes some 20 ms, however busy we are."""
+
+    def now_ms(self) -> int:
+        self.pause(0.01)
+        return super().now_ms()
 
 
 @pytest.fixture
 def pipeline(make_pipeline: Callable[[str], Pipeline], monkeypatch: pytest.MonkeyPatch) -> Pipeline:
-    """With points a tenth of a second apart, of which a small machine makes many in few seconds."""
+    """With restore points a tenth of a second apart, which is some epochs."""
     monkeypatch.setattr(files, "LEAST_EVERY_MS", 1)
     made = make_pipeline("points")
     path = made.write_file("available-now", epoch_events=EPOCH_EVENTS)
@@ -35,7 +46,8 @@ def test_a_restore_behind_thinned_epochs_runs_them_again_to_the_same_ends(
 ) -> None:
     # Sinks keep marks of the newest epochs only, here as in a long life.
     monkeypatch.setattr(table, "_SWEEP_EPOCHS", 1)
-    here = in_session.Pipeline(None, pipeline.folder, pipeline.folder / "pipeline.toml")
+    file, clock = pipeline.folder / "pipeline.toml", Stepping()
+    here = in_session.Pipeline(None, pipeline.folder, file, clock=clock)
     here.run()
     ends = {entry.epoch: entry.end for entry in here.epochs}
     ledger, control = Ledger(here.checkpoint), pipeline.cards.control
@@ -50,7 +62,7 @@ def test_a_restore_behind_thinned_epochs_runs_them_again_to_the_same_ends(
     point = there[1]
     assert [each.epoch for each in load_contracts(here.checkpoint)][:2] == [0, point]
     rewind.rewind(here.checkpoint, point, read_tails(control, ["payments"]))
-    again = in_session.Pipeline(None, pipeline.folder, pipeline.folder / "pipeline.toml")
+    again = in_session.Pipeline(None, pipeline.folder, file, clock=clock)
     again.run()
     assert {entry.epoch: entry.end for entry in again.epochs} == {
         epoch: end for epoch, end in ends.items() if epoch > point
