@@ -111,6 +111,7 @@ def _after(calls: int, then: Callable[..., None], first: Callable[..., None]) ->
     return call
 
 
+@pytest.mark.slow
 def test_a_backfill_of_a_pipeline_at_a_url_goes_on_on_another_machine(
     cards: Any, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

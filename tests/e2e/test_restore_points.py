@@ -71,3 +71,24 @@ def test_a_restore_behind_thinned_epochs_runs_them_again_to_the_same_ends(
     with closing(sqlite3.connect(pipeline.folder / "rows.db")) as rows:
         (count,) = rows.execute("SELECT count(*) FROM rows").fetchone()
     assert count == pipeline.rows.total()
+
+
+@pytest.mark.spark
+def test_spark_goes_on_from_a_restore_point_whose_neighbours_are_gone(
+    make_pipeline: Callable[[str], Pipeline], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CATCHWATER_RECOVERY__CHECKPOINTS", "2s")
+    monkeypatch.setenv("CATCHWATER_RECOVERY__RETAIN", "1h")
+    made = make_pipeline("spark-points")
+    made.start("300ms", epoch_events=200)
+    made.wait_until(lambda: len(made.ledger.passed_files()) > 1)
+    assert made.stop() == 0, made.log
+    there, last = made.ledger.epochs(), made.committed
+    point = there[1]
+    assert point > 1 and there[2] > point + 1, there
+    tails = read_tails(made.cards.control, ["payments"])
+    assert rewind.rewind(made.checkpoint, point, tails).epoch == point
+    made.lose_local_state()
+    assert made.run_to_end(epoch_events=200) == 0, made.log
+    assert made.committed >= last
+    assert made.rows == made.cards.expected
