@@ -221,6 +221,7 @@ def test_a_way_back_without_a_broker_changes_nothing_and_is_gone_with_one(
 ) -> None:
     """Neither the command nor the start after it; what they say names the broker."""
     monkeypatch.setattr(subscription, "TIMEOUT_S", 1.0)
+    monkeypatch.setattr("catchwater.pipeline.run.run.TIMEOUT_S", 1.0)  # its own name for it
     name = life.save()
     life.broker.stop()
     before = life.files()
