@@ -14,10 +14,11 @@ from catchwater.clock import SYSTEM, ManualClock
 from catchwater.pipeline import status
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.recovery.checkpoint import settle, write_offset
+from catchwater.recovery.estimate import RestoreSample, add_sample
 from catchwater.recovery.intact import Look
 from catchwater.recovery.ledger import EpochEntry, Ledger, ShardEpoch, SinkEpoch, SourceOffset
 from catchwater.recovery.savepoint.restore import write_epoch
-from catchwater.verdicts import Behind, Lag
+from catchwater.verdicts import Behind, Lag, Restored
 from catchwater.wire.arrow import encode_batch
 from catchwater.wire.client import RequestTimedOut
 
@@ -174,3 +175,16 @@ def test_the_state_in_a_word(
     assert status.state_of(supervised, process, found, records, now_ms) == state
     nothing = Look(Path("c"), -1, [], {}, None, [], [])
     assert status.state_of(None, None, nothing, records, now_ms) == "never started"
+
+
+def test_the_newest_restores_are_reported_with_what_they_were_made_of(tmp_path: Path) -> None:
+    assert status.restored(tmp_path) == []
+    for number in range(25):
+        whole = RestoreSample(
+            number, 5.0, 100, 2.0, 10, 10.0, first_s=1.0, scheduling_s=0.5, detection_s=1.5,
+            estimated_s=25.0, ended_ms=number,
+        )  # fmt: skip
+        add_sample(tmp_path, whole if number else RestoreSample(0, 1.0, 0, 0.0, 0, 0.0))
+    found = status.restored(tmp_path)
+    assert [each.ended_ms for each in found] == list(range(5, 25))
+    assert found[-1] == Restored(24, 20.0, 25.0, 1.5, 5.5, 2.0, 11.0)
