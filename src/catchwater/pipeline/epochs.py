@@ -33,6 +33,7 @@ from catchwater.recovery.ledger import (
     Ledger,
     LedgerDamaged,
     SinkEpoch,
+    numbered,
     read_offset,
 )
 from catchwater.recovery.points import Choice, Kept, thin
@@ -297,7 +298,8 @@ class Upkeep:
         oldest_clock_ms = self._pin(choice)
         self._keep_history()
         points = {each.epoch for each in choice.points}
-        for entry in entries:
+        kept = points | {epoch for epoch in self._known if epoch >= choice.whole_from}
+        for entry in (*self._missed(kept, entries[0].epoch), *entries):
             if entry.epoch >= choice.whole_from or entry.epoch in points:
                 pinned_by = choice.covering(entry.epoch)
                 written = self._contract(entry, tails, oldest_clock_ms, pinned_by)
@@ -359,6 +361,14 @@ class Upkeep:
             "point then; maxOffsetsPerTrigger makes epochs shorter.",
             spelled_s(self._kept.every_ms / 1000), longest.epoch, spelled_s(longest.run_ms / 1000),
         )  # fmt: skip
+
+    def _missed(self, kept: Iterable[int], before: int) -> list[EpochEntry]:
+        """Epochs for which the last driver died before it wrote their contracts."""
+        if self.newest is not None:
+            return []
+        there = {*numbered(self._ledger.folder / "contracts", ".json")}
+        missed = sorted(each for each in kept if each < before and each not in there)
+        return [entry for each in missed if (entry := self._ledger.read(each))]
 
     def _contract(
         self, entry: EpochEntry, tails: Tails, oldest_clock_ms: int, pinned_by: int

@@ -79,6 +79,20 @@ def test_what_is_kept_has_a_contract_and_the_rest_is_forgotten(made: Made) -> No
     assert sink.oldest == 1
 
 
+def test_a_contract_that_the_last_driver_had_no_time_to_write_is_written_by_the_next(
+    made: Made,
+) -> None:
+    before = upkeep(made, FakeSink())
+    made.run(a=b"1")
+    before.look(at_once=True)
+    made.run(a=b"2")  # and it dies
+    after = upkeep(made, FakeSink())
+    made.run(a=b"3")
+    assert [entry.epoch for entry in after.look(at_once=True)] == [2]
+    assert sorted(numbered(Ledger(made.folder).folder / "contracts", ".json")) == [1, 2]
+    assert after.newest is not None and after.newest.epoch == 2
+
+
 def test_an_epoch_that_is_running_keeps_what_it_has_written(made: Made) -> None:
     keeping = upkeep(made, FakeSink())
     for value in (b"1", b"2", b"3", b"4"):
