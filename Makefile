@@ -36,7 +36,7 @@ lock:            ## resolve the dependencies again (hashed, no registry named)
 	  $(BIN)/uv pip compile -q -U --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	    --no-emit-find-links --no-header --no-annotate requirements/$$group.in -o requirements/$$group.lock || exit 1; done
 	$(BIN)/uv pip compile -q -U --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
-	  --no-header --no-annotate pyproject.toml --extra spark --extra fast --extra postgres --extra s3 --extra kafka --extra iceberg --extra avro --extra oauth --group test --group tidy -o requirements/dev.lock
+	  --no-header --no-annotate pyproject.toml --extra spark --extra fast --extra postgres --extra s3 --extra kafka --extra iceberg --extra tables --extra avro --extra oauth --group test --group tidy -o requirements/dev.lock
 
 style: $(STAMP)  ## formatting and lint
 	$(BIN)/ruff format --check .

@@ -58,6 +58,7 @@ def metrics_tables() -> list[str]:
     """Every metric of a broker, and every one of a pipeline."""
     broker = Metrics()
     broker.show(RequestCounts(), ReadCounts(), Written())
+    broker.show_tables(dict)
     pipeline = PipelineMetrics("p", ["f"]).registry
     pages = {"broker": broker.page(), "pipeline": generate_latest(pipeline)}
     return [

@@ -35,6 +35,9 @@ _LOG = logging.getLogger("catchwater.broker")
 
 ENVIRONMENT_PREFIX = "CATCHWATER_BROKER__"
 
+TABLES = "catchwater.tables.catalog."
+"""How the keys begin of the properties of the tables' catalog."""
+
 
 class Restart(StrEnum):
     """Whether a pipeline is started again after an error. Never after exit codes 2 and 5."""
@@ -110,6 +113,8 @@ class LogConfig:
     delete_grace_ms: int = 60_000
     backup_interval_ms: int = 60_000
     """The interval of catalog backups; creating or deleting a topic makes one at once."""
+    tables: tuple[tuple[str, str], ...] = ()
+    """The properties of the Iceberg catalog in which topics are tables; none: no topic can be."""
     background: bool = True
     """Whether the jobs run by themselves; tests and simulations turn this off and call them."""
 
@@ -205,6 +210,10 @@ class BrokerConfig:
     catchwater_access_file: Path | None = None
     catchwater_location: str = ""
     """Where the log lies, in the words of `catchwater.residency` of its topics."""
+    catchwater_tables_warehouse: str = ""
+    """Where topics' tables lie; empty: beside the objects."""
+    catchwater_tables_catalog: tuple[tuple[str, str], ...] = ()
+    """Properties of a pyiceberg catalog, by their keys; none: in the log's own database."""
     catchwater_encryption_keys: str = ""
     """Whose keys seal objects, see `objects.keys`; empty: they are not sealed."""
     catchwater_encryption_local: str = ""
@@ -323,7 +332,7 @@ def load_broker_config(
     unknown = [
         setting
         for setting in found.settings
-        if setting.key not in _FIELDS and not setting.key.startswith(PREFIX)
+        if setting.key not in _FIELDS and not setting.key.startswith((PREFIX, TABLES))
     ]
     if found.refusals:
         raise _refused([*found.refusals, *(str(_unknown_key(setting)) for setting in unknown)])
@@ -334,8 +343,13 @@ def load_broker_config(
         for setting in found.settings
         if setting.key.startswith(PREFIX)
     )
+    values["catchwater_tables_catalog"] = tuple(
+        (setting.key.removeprefix(TABLES), str(setting.value))
+        for setting in found.settings
+        if setting.key.startswith(TABLES)
+    )
     for setting in found.settings:
-        if setting.key.startswith(PREFIX):
+        if setting.key.startswith((PREFIX, TABLES)):
             continue
         target = _FIELDS[setting.key]
         values[target.name] = _convert(setting, target.type)

@@ -19,7 +19,9 @@ _KEY = re.compile(r"((?:[^\\=:\s]|\\.)*)\s*[=:]?\s*(.*)", re.S)
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.S)
 _CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 _REFERENCE = re.compile(r"\$\{(\w+):(?:([^}]*):)?([^}:]*)\}")
-_SECRET_KEY = re.compile(r"(^|\.)(password|secret)$|\.key$")
+_SECRET_KEY = re.compile(
+    r"(^|\.)(password|secret)$|\.key$|^catchwater\.tables\.catalog\..*(token|credential|-key)"
+)
 _SECRET_OPTION = re.compile(r"(password|secret|user_\w+)\s*=", re.I)
 """In a `jaas.config`, which without one is no secret."""
 _OTHERS_MAY_READ = 0o004

@@ -49,6 +49,7 @@ from catchwater.config import Address, BrokerConfig, CatchwaterError, LogConfig
 from catchwater.log.cluster import BrokerReplaced
 from catchwater.log.log import Log
 from catchwater.log.open import SharedStores
+from catchwater.log.tables.open import properties_of as tables_of
 from catchwater.objects.base import StoreError
 from catchwater.objects.open import check_seal, open_store, use_keys
 from catchwater.objects.retry import ONCE, RetryingStore
@@ -284,6 +285,7 @@ def log_config(config: BrokerConfig) -> LogConfig:
         transactional_id_expiry_ms=config.transactional_id_expiration_ms,
         delete_grace_ms=config.catchwater_delete_grace_ms,
         session_ms=config.catchwater_session_timeout_ms,
+        tables=tuple((tables_of(config) or {}).items()),
     )
 
 
@@ -307,6 +309,7 @@ def _broker(config: BrokerConfig, clock: Clock, log: Log, places: Places, peers:
     log.observe_wal(broker.metrics.wal_fsync_seconds.observe)
     if isinstance(log.objects, RetryingStore):
         broker.metrics.show(log.objects.requests, log.reads, log.written)
+    broker.metrics.show_tables(lambda: log.keeping.tables.writer.counts)
     broker.listeners, broker.control_url = places.listeners, places.control_url
     if config.is_guarded:
         tokens = Tokens(config, clock) if config.takes_tokens else None

@@ -12,7 +12,7 @@ times as long. docs/monitoring.md lists all metrics.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from prometheus_client import (
@@ -27,12 +27,14 @@ from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
+    Metric,
 )
 from prometheus_client.registry import Collector
 
 from catchwater import retries
 from catchwater.broker.lags import Lags
 from catchwater.log.read.reader import ReadCounts
+from catchwater.log.tables.settings import Counts
 from catchwater.log.write.writer import Written
 from catchwater.objects.retry import BUCKETS_S, RequestCounts
 from catchwater.verdicts import STATES, State
@@ -320,6 +322,10 @@ class Metrics:
         ):  # fmt: skip
             self._registry.register(_Counts(f"catchwater_{name}", text, label, read))
 
+    def show_tables(self, read: Callable[[], Mapping[str, Counts]]) -> None:
+        """Show what became of topics' tables."""
+        self._registry.register(_Tables(read))
+
     def throttled(self, key: str, seconds: float) -> None:
         """A client waits so long for this quota."""
         self.throttled_seconds.labels(key).inc(seconds)
@@ -342,6 +348,40 @@ class Metrics:
         return Histogram(
             f"catchwater_{name}", text, labels, buckets=SECONDS, registry=self._registry
         )
+
+
+class _Tables(Collector):
+    """What became of topics' tables here, by topic."""
+
+    def __init__(self, read: Callable[[], Mapping[str, Counts]]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        """What Prometheus asks for."""
+        found = dict(self._read())
+        for name, text, value in _OF_TABLES:
+            counter = CounterMetricFamily(f"catchwater_table_{name}", text, labels=["topic"])
+            for topic, counts in found.items():
+                counter.add_metric([topic], value(counts))
+            yield counter
+        waits = GaugeMetricFamily(
+            "catchwater_table_waits", "1 where a topic's table waits for something.",
+            labels=["topic"],
+        )  # fmt: skip
+        for topic, counts in found.items():
+            waits.add_metric([topic], float(bool(counts.error)))
+        yield waits
+
+
+_OF_TABLES: Sequence[tuple[str, str, Callable[[Counts], float]]] = (
+    ("records", "Records committed to topics' tables.", lambda counts: counts.records),
+    ("commits", "Commits to topics' tables.", lambda counts: counts.commits),
+    ("malformed", "Records of tables whose value is not as declared.",
+     lambda counts: counts.malformed),
+    ("conflicts", "Commits to tables that had to be tried again.",
+     lambda counts: counts.conflicts),
+    ("failures", "Turns of tables that failed.", lambda counts: counts.failures),
+)  # fmt: skip
 
 
 class _StoreRequests(Collector):

@@ -37,7 +37,7 @@ _CONTROL_URL = "catchwater.control.url"
 _BROKER_FIELDS = {
     field.name.replace("_", "."): field
     for field in fields(BrokerConfig)
-    if field.name != "listener_name"
+    if field.name not in ("listener_name", "catchwater_tables_catalog")
 }
 
 Source = tuple[str, str | None, int]

@@ -15,6 +15,17 @@ from typing import NamedTuple
 
 from catchwater.config import BrokerConfig
 from catchwater.log.keep.parquet import PARQUET, missing_packages
+from catchwater.log.tables.open import properties_of as tables_of
+from catchwater.log.tables.settings import (
+    COMMIT_INTERVAL,
+    COMMIT_INTERVAL_MS,
+    PARTITION_BY,
+    TABLE,
+    TABLE_NAME,
+    TERMS,
+    refused_table,
+    refused_terms,
+)
 from catchwater.log.topic_settings import (
     AS_PRODUCED,
     CLEANUP_POLICY,
@@ -110,6 +121,15 @@ TOPIC_SETTINGS: Mapping[str, Setting] = {
     VALUE_SCHEMA: Setting(
         STRING, _only(""), form=re.compile("(?s).*"), longest=20_000,
         about="Their schema: DDL for JSON, or an Avro schema."),
+    TABLE: Setting(
+        STRING, _only(""), form=TABLE_NAME,
+        about="The Iceberg table that it also is ([tables](tables.md)); empty: none."),
+    PARTITION_BY: Setting(
+        LIST, _only(""), form=TERMS,
+        about="How that table is partitioned, such as `day(timestamp),card`."),
+    COMMIT_INTERVAL: Setting(
+        LONG, _only(COMMIT_INTERVAL_MS), 100,
+        about="How often that table is committed to."),
     OWNER: Setting(
         STRING, _only(""), form=re.compile(r"[\w@.: +-]{0,200}"),
         about="Who answers for it, for [evidence](governance.md#where-data-lies)."),
@@ -200,6 +220,10 @@ def refusal(name: str, value: str | None, config: BrokerConfig) -> str | None:
             f"{name} can only be false: this broker lacks {' and '.join(missing_packages())}, "
             "which the extra history brings (pip install 'catchwater[history]')."
         )
+    if name == TABLE:
+        return refused_table(value, tables_of(config))
+    if name == PARTITION_BY:
+        return refused_terms(value)
     if name == VALUE_SCHEMA:
         return refused_schema(value)
     if name == RESIDENCY and value and config.catchwater_location not in value.split(","):

@@ -33,6 +33,7 @@ NOUNS = {
     "broker": "run a broker",
     "access": "who may log in at a broker, and what they may do",
     "topic": "list, create, delete and describe topics",
+    "table": "show where topics stand as Iceberg tables, rewind and rebuild them",
     "group": "list, describe and reset consumer groups",
     "txn": "list transactions, and abort one that hangs",
     "log": "describe, check and repair the log's storage",

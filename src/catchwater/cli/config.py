@@ -56,14 +56,17 @@ def _guess(file: Path) -> Kind:
 
 
 def _broker(file: Path) -> dict[str, Any]:
-    from catchwater.config import load_broker_config, masked
+    from catchwater.config import TABLES, load_broker_config, masked
 
     settings = load_broker_config(file, os.environ)
-    return {
+    shown = {
         key: _plain(masked(key, getattr(settings, field.name)))
         for field in fields(settings)
         for key in (field.name.replace("_", "."),)
     }
+    properties = settings.catchwater_tables_catalog
+    of_tables = {key: masked(f"{TABLES}{key}", value) for key, value in properties}
+    return shown | {"catchwater.tables.catalog": of_tables}
 
 
 def _pipeline(file: Path) -> dict[str, Any]:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from catchwater.pipeline.opened import OpenPipeline
     from catchwater.pipeline.run.config import PipelineConfig
     from catchwater.recovery.intact import Look
+    from catchwater.replay.control import Control
     from catchwater.wire.client import Client
     from catchwater.wire.security.settings import Security
 
@@ -183,6 +184,24 @@ def client_of(bootstrap: str, config: Path | None, *, name: str, timeout_s: floa
 
     security = UNSECURED if config is None else load_security(config)
     return Client(bootstrap, client_id=name, timeout_s=timeout_s, security=security)
+
+
+def control_of(bootstrap: str, config: Path | None, *, name: str) -> "Control":
+    """The control API of this broker, which has to be ours. Raises `ConfigError`."""
+    from catchwater.config import CatchwaterError
+    from catchwater.replay.control import CONTROL_URL, Control, logged_in
+    from catchwater.wire.security.settings import UNSECURED
+
+    security = UNSECURED if config is None else load_security(config)
+    with client_of(bootstrap, config, name=name, timeout_s=10.0) as own:
+        url = own.broker_config().get(CONTROL_URL)
+    if not url:
+        raise CatchwaterError(
+            "That Kafka is no log of ours.", hint="Name a broker of ours with --bootstrap."
+        )
+    if security.username:
+        url = logged_in(url, security.username, security.password)
+    return Control(url, timeout_s=30.0)
 
 
 def load_security(file: Path) -> "Security":

@@ -13,8 +13,7 @@ from catchwater.cli.console import (
     AsJson,
     Bootstrap,
     CommandConfig,
-    client_of,
-    load_security,
+    control_of,
     noun,
     print_json,
     print_rows,
@@ -205,19 +204,7 @@ class Place(NamedTuple):
 
 
 def _control(bootstrap: str, command_config: Path | None) -> "Control":
-    from catchwater.replay.control import CONTROL_URL, Control, logged_in
-    from catchwater.wire.security.settings import UNSECURED
-
-    security = UNSECURED if command_config is None else load_security(command_config)
-    with client_of(bootstrap, command_config, name="catchwater-governance", timeout_s=10.0) as own:
-        url = own.broker_config().get(CONTROL_URL)
-    if not url:
-        raise CatchwaterError(
-            "That Kafka is no log of ours.", hint="Name a broker of ours with --bootstrap."
-        )
-    if security.username:
-        url = logged_in(url, security.username, security.password)
-    return Control(url, timeout_s=30.0)
+    return control_of(bootstrap, command_config, name="catchwater-governance")
 
 
 def _topics(control: "Control") -> list[Place]:

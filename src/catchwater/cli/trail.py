@@ -17,6 +17,7 @@ FOLDER = "CATCHWATER_AUDIT_DIR"
 AUDITED: Mapping[str, frozenset[str]] = {
     "access": frozenset(("user", "remove", "allow", "deny", "revoke")),
     "topic": frozenset(("create", "delete")),
+    "table": frozenset(("rewind", "rebuild")),
     "group": frozenset(("reset",)),
     "txn": frozenset(("abort",)),
     "log": frozenset(("rebuild",)),

@@ -74,13 +74,16 @@ def read_columns(columns: Sequence[str]) -> tuple[str, ...]:
 
 
 def typed(
-    batches: Iterator[pa.RecordBatch], settings: ValueSettings, columns: Sequence[str]
+    batches: Iterator[pa.RecordBatch],
+    settings: ValueSettings,
+    columns: Sequence[str],
+    decoder: Decoder | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The batches, of `read_columns(columns)`, with the value's fields in place of `value`.
 
-    Raises `ValueMalformed`, and `BadSchema`.
+    `decoder` is that of the settings, where it is open. Raises `ValueMalformed`, and `BadSchema`.
     """
-    decoder = open_decoder(settings)
+    decoder = decoder or open_decoder(settings)
     arrow = to_arrow_schema(types.StructType(list(decoder.fields)), timezone="UTC")
     for batch in batches:
         values = batch.column("value").to_pylist()

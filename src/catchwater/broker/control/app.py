@@ -23,6 +23,7 @@ from catchwater.broker.control.pins import Pins
 from catchwater.broker.control.pipelines import Pipelines, verdicts_seen
 from catchwater.broker.control.plans import Plans
 from catchwater.broker.control.replies import Refusal, find, http_error, json_reply, operating_error
+from catchwater.broker.control.tables import Tables
 from catchwater.broker.gate import Operation
 from catchwater.broker.traces import TracePaths
 from catchwater.catalog.rows import PinState, ReportRow, Topic
@@ -176,7 +177,7 @@ def create_app(broker: Broker, more: Sequence[Route] = ()) -> Starlette:
     """The application; it has no state of its own. `more` are the paths of the page."""
     chapters = (
         Health(broker), Topics(broker), Plans(broker), Pins(broker), Epochs(broker),
-        Pipelines(broker), TracePaths(broker),
+        Pipelines(broker), TracePaths(broker), Tables(broker),
     )  # fmt: skip
     return Starlette(
         routes=[*(route for chapter in chapters for route in chapter.routes()), *more],

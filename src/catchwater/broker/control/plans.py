@@ -100,13 +100,13 @@ class Plans:
             planned, more = await planner.plan(topic.name, ranges, MOST_PLACES), {}
         caller.note(self._broker, "POST plan", f"TOPIC {topic.name}", None, _asked(body))
         self._broker.metrics.planned_bytes.inc(sum(each.byte_size for each in planned))
-        is_here = await asyncio.to_thread(_is_here, request)
+        is_near = await asyncio.to_thread(is_here, request)
         states = {p: self._log.state((topic.id, p)) for p in range(topic.partitions)}
         return await asyncio.to_thread(
             json_reply,
             {
                 "topic": topic.name,
-                "ranges": [self._bytes.granted(each, is_here) for each in planned],
+                "ranges": [self._bytes.granted(each, is_near) for each in planned],
                 "log_start": {str(p): state.log_start for p, state in states.items()},
                 "high_watermark": {str(p): state.high_watermark for p, state in states.items()},
             }
@@ -197,7 +197,7 @@ def _sign(asked: tuple[str, int, int, int]) -> str:
     return hmac.new(_KEY, repr(asked).encode(), hashlib.sha256).hexdigest()
 
 
-def _is_here(request: Request) -> bool:
+def is_here(request: Request) -> bool:
     """Whether the reader is on this machine."""
     return request.client is None or nearest(request.client.host) == HERE
 

@@ -30,7 +30,9 @@ from catchwater.config import CatchwaterError
 from catchwater.log.core import RangeMissing
 from catchwater.log.read.history import PlanTooLarge
 from catchwater.log.storage import StagedDamaged
+from catchwater.log.tables.open import TableRefused, TableUnavailable
 from catchwater.objects.base import ObjectMissing
+from catchwater.values.settings import BadSchema
 from catchwater.wal.base import WalReadError
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
@@ -58,6 +60,9 @@ _STATUSES: Mapping[type[CatchwaterError], tuple[int, str]] = {
     EpochGap: (409, "EPOCH_GAP"),
     WriterFenced: (409, "WRITER_FENCED"),
     StagedDamaged: (422, "STAGED_DAMAGED"),
+    TableRefused: (409, "TABLE_REFUSED"),
+    TableUnavailable: (502, "TABLE_UNAVAILABLE"),
+    BadSchema: (409, "TABLE_REFUSED"),
     TooManyReports: (507, "TOO_MANY_REPORTS"),
     CatalogFull: (507, "STORAGE_FULL"),
     CatalogUnavailable: (503, "CATALOG_UNAVAILABLE"),

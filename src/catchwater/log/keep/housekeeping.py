@@ -16,7 +16,7 @@ from asyncio import wrap_future
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from catchwater.catalog.errors import (
     CatalogFailure,
@@ -33,6 +33,7 @@ from catchwater.log.keep.parquet import ParquetWriter, wants_parquet
 from catchwater.log.keep.pins import in_force, lowest, sentence, with_states
 from catchwater.log.keep.retain import Retention
 from catchwater.log.keep.sweep import Sweeper
+from catchwater.log.keep.tables import PIN, TableKeeper
 from catchwater.log.repair.backup import Backups
 from catchwater.log.topic_settings import Policy
 from catchwater.log.write.sequence import PRODUCER_EXPIRY_MS
@@ -59,7 +60,11 @@ class Housekeeping:
         self._stopping = False
         self._leases = Leases(core)
         self._jumps = ClockJumps(core.clock)
-        self._packer = Packer(core.catalog, core.storage, core.clock, config, core.topics.name_of)
+        self.tables = TableKeeper(core, config, self._leases)
+        self._packer = Packer(
+            core.catalog, core.storage, core.clock, config, core.topics.name_of,
+            self.tables.writer.packed,
+        )  # fmt: skip
         self._backlog = Backlog(config, core.writer.appends, core.clock.monotonic_s())
         self._parquet = ParquetWriter(core, config)
         self._compactor = Compactor(core, config)
@@ -91,6 +96,16 @@ class Housekeeping:
     async def write_parquet(self) -> bool:
         """Write the Parquet that topics ask for, as far as one turn goes; whether more is left."""
         return await self._in_turn(self._write_parquet)
+
+    async def write_tables(self) -> bool:
+        """Bring the tables up to the log whose turn it is; whether more is left to be written."""
+        return await self._in_turn(self._write_tables)
+
+    async def rewind_table(
+        self, topic: Topic, offsets: Mapping[int, int] | None, *, dry_run: bool
+    ) -> dict[str, Any]:
+        """As `TableKeeper.rewind`."""
+        return await self._in_turn(lambda: self.tables.rewind(topic, offsets, dry_run=dry_run))
 
     async def compact(self) -> int:
         """Clean the compacted topics where it is worth it; returns the segments written."""
@@ -127,6 +142,9 @@ class Housekeeping:
         """Mark what pins a topic that was just deleted as lost, and say so loudly."""
         pins = await asyncio.to_thread(self._core.catalog.pins)
         gone = [pin for pin in pins if any(name == topic for name, _ in pin.positions)]
+        for pin in [pin for pin in gone if pin.id.startswith(PIN)]:
+            await wrap_future(self._core.catalog.release_pin(pin.id))
+            gone.remove(pin)
         changed = with_states(gone, {pin.id: "lost" for pin in gone})
         await wrap_future(self._core.catalog.set_pin_states({pin.id: pin.state for pin in changed}))
         for pin in changed:
@@ -175,6 +193,7 @@ class Housekeeping:
             await asyncio.wait([self._loop])
             if not self._loop.cancelled():
                 self._loop.result()
+        self.tables.close()
 
     async def _pack(self, *, makes_way: bool = False) -> int:
         """Pack until all is packed, or with `makes_way` until producers are busy again."""
@@ -233,6 +252,29 @@ class Housekeeping:
                 )
         return True
 
+    async def _write_tables(self) -> bool:
+        is_done = True
+        for topic in self.tables.due(self._core.clock.monotonic_s()):
+            if self._stopping:
+                return False
+            is_done &= await self.tables.write(topic, self._pack_topic, lambda: not self._stopping)
+        return not is_done
+
+    async def _pack_topic(self, topic: Topic) -> None:
+        """Pack what lies in chunks of a topic, as far as no other broker does."""
+        buckets = {
+            bucket_of((topic.id, partition), self._leases.buckets)
+            for partition in range(topic.partitions)
+        }
+        for bucket in sorted(buckets):
+
+            def is_wanted(key: PartitionKey, bucket: int = bucket) -> bool:
+                return key[0] == topic.id and self._is_in(bucket, key)
+
+            async with self._leases.held(f"pack/{bucket}") as lease:
+                if lease():
+                    await asyncio.to_thread(self._packer.pack, is_wanted, lease)
+
     async def _compact(self) -> int:
         written = 0
         for topic in list(self._core.topics):
@@ -277,6 +319,7 @@ class Housekeeping:
     async def _retain(self) -> None:
         async with self._leases.held("retain") as lease:
             if lease():
+                await self.tables.release()
                 await self._retention.apply()
                 now_ms = self._core.clock.now_ms()
                 await self._core.forget_producers(now_ms - PRODUCER_EXPIRY_MS)
@@ -310,6 +353,8 @@ class Housekeeping:
             if now_s - parquet_s >= config.pack_interval_ms / 1000:
                 # What is left comes in the next round, after what else is due.
                 parquet_s = parquet_s if await self._attempt(self.write_parquet()) else now_s
+            if self.tables.due(now_s):
+                await self._attempt(self.write_tables())
             if now_s - retained_s >= config.retention_interval_ms / 1000:
                 retained_s = now_s
                 await self._keep_to_policy()

@@ -129,7 +129,12 @@ class Packer:
         clock: Clock,
         config: LogConfig,
         topic_name: Callable[[bytes], str | None],
+        on_packed: Callable[[Sequence[RunRow], memoryview], None] = lambda runs, data: None,
     ) -> None:
+        """`on_packed` gets the runs of every segment that was committed, and their batches, with
+        their offsets, in memory that is used again afterwards.
+        """
+        self._on_packed = on_packed
         self._catalog = catalog
         self._storage = storage
         self._clock = clock
@@ -212,6 +217,7 @@ class Packer:
             self._storage.objects.delete(object_key)  # trimmed or deleted while it was packed
             return False
         self.packed_bytes += sum(r.byte_size for r in group if not r.object.startswith(SEGMENTS))
+        self._on_packed(group, self._memory[: sum(run.byte_size for run in group)])
         return True
 
     def _add_in_time(self, group: list[RunRow], segment: SegmentWriter) -> list[RunRow]:

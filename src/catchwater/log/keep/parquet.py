@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from catchwater.catalog.errors import RunsChanged
 from catchwater.catalog.rows import ObjectRow, ParquetRow, PartitionKey, RunRow, Topic
+from catchwater.clock import Clock
 from catchwater.config import CatchwaterError, LogConfig
 from catchwater.log.core import Core
 from catchwater.log.format.batches import DamagedObject
@@ -73,7 +74,7 @@ def is_settled(run: RunRow, written_ms: int, topic: Topic, now_ms: int, config: 
     )
 
 
-class _Stopped(Exception):
+class Stopped(Exception):
     """The thread is wanted back; what was begun is given up."""
 
 
@@ -119,7 +120,7 @@ class ParquetWriter:
         """
         try:
             return self._write(run, topic, go_on)
-        except _Stopped:
+        except Stopped:
             return False
         except (DamagedObject, SegmentTooNew, *UNREADABLE) as error:
             return self._give_up(run, error)
@@ -132,7 +133,7 @@ class ParquetWriter:
         footer = read_footer(core.storage.objects, run.object)
         data = core.storage.read(run.object, run.byte_offset, run.byte_size)
         try:
-            written, schema = self._as_parquet(run, footer, data, topic, self._resting(go_on))
+            written, schema = self._as_parquet(run, footer, data, topic, resting(core.clock, go_on))
         except parquet.NotParquet as error:
             return self._give_up(run, error)
         key = parquet.parquet_key(footer, core.clock.token())
@@ -176,19 +177,19 @@ class ParquetWriter:
         )  # fmt: skip
         return False
 
-    def _resting(self, go_on: GoOn) -> Callable[[], None]:
-        """What to call between pieces of work: it rests, or raises `_Stopped`."""
-        clock = self._core.clock
+
+def resting(clock: Clock, go_on: GoOn) -> Callable[[], None]:
+    """What to call between pieces of work: it rests as long as that took, or raises `Stopped`."""
+    began_s = clock.monotonic_s()
+
+    def step() -> None:
+        nonlocal began_s
+        worked_s = clock.monotonic_s() - began_s
+        if worked_s < _STRETCH_S:
+            return
+        if not go_on():
+            raise Stopped
+        clock.pause(worked_s)
         began_s = clock.monotonic_s()
 
-        def step() -> None:
-            nonlocal began_s
-            worked_s = clock.monotonic_s() - began_s
-            if worked_s < _STRETCH_S:
-                return
-            if not go_on():
-                raise _Stopped
-            clock.pause(worked_s)
-            began_s = clock.monotonic_s()
-
-        return step
+    return step

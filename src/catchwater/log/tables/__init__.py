@@ -1,0 +1,1 @@
+"""Topics as Iceberg tables: their settings, their rows, and commits that say where they stand."""

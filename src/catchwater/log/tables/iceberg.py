@@ -1,0 +1,749 @@
+"""One topic's Iceberg table: made, fitted to the topic, written, and asked where it stands.
+
+A commit adds data files and says in its snapshot's summary which offset of every partition comes
+next (`catchwater.offsets`). Where a table stands is what the newest such snapshot says that its
+present one descends from. So rows and offsets change in one step, a table that was rolled back
+stands where its rows do, and snapshots of others in between (compaction, deletions) change
+nothing. Where that snapshot has expired, the table's property of the same name says it.
+
+The catalog compares and swaps. If another commit comes first, the table is loaded again: where it
+still stands where the files begin they are committed once more, otherwise `TableMoved` is raised,
+and they are nobody's. A commit whose reply was lost is found by its token. Relies on pyiceberg;
+everything blocks.
+"""
+
+import errno
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from catchwater.clock import Clock
+from catchwater.log.tables.open import TableRefused, TableUnavailable
+from catchwater.log.tables.rows import Shape
+from catchwater.log.tables.settings import TableSettings
+from catchwater.values.policy import parse_policy
+from catchwater.values.settings import identity
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.table import Table
+    from pyiceberg.table.snapshots import Snapshot
+
+OFFSETS = "catchwater.offsets"
+TOTAL = "catchwater.total"
+"""The rows that the table has if nobody else has deleted or added any."""
+TOPIC = "catchwater.topic"
+TOPIC_ID = "catchwater.topic-id"
+COMMIT = "catchwater.commit"
+RECORDS = "catchwater.records"
+MALFORMED_RECORDS = "catchwater.malformed"
+LEFT_OUT = "catchwater.aborted"
+"""Whether records of aborted transactions were ever left out."""
+GAPS = "catchwater.gaps"
+"""Offsets that the log had deleted before they were in the table: [partition, first, stop]."""
+COLUMNS = "catchwater.columns"
+"""Our name of a column to its id in the table, which may have another name by now."""
+
+UNIFORM = "catchwater.uniform"
+"""From where on all rows were written as the values were declared then (`Uniform`)."""
+
+KEPT_SNAPSHOTS = 100
+"""Of ours; every one makes the next commit slower, so twice as many are never exceeded."""
+_TRIES = 10
+_NEW_TABLE = {
+    "commit.manifest-merge.enabled": "true",
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "100",
+    "write.metadata.metrics.column.value": "none",
+    "write.metadata.metrics.column._malformed": "none",
+}
+"""Every commit adds a version of the metadata, so their list is bounded; nobody asks for the
+smallest of all values."""
+
+
+class TableMoved(Exception):
+    """Another commit has moved the table on from where these files begin."""
+
+
+class Uniform(msgspec.Struct, frozen=True):
+    """The rows that were written alike: those that a reader of the topic may be given instead."""
+
+    values: str
+    """What the values were declared to be (`values.settings.identity`); empty: bytes."""
+    first: dict[int, int]
+    """By partition: the first offset of them."""
+    malformed: int
+    """How many of them are not as declared, at least since then."""
+    fields: str = ""
+    """What became of the values' fields (`values.policy`)."""
+
+
+class Standing(NamedTuple):
+    """What a table says of itself."""
+
+    offsets: dict[int, int]
+    """The offset that comes next, by partition; one that is missing has nothing yet."""
+    topic_id: str = ""
+    snapshot_id: int | None = None
+    left_out: bool = False
+    gaps: tuple[tuple[int, int, int], ...] = ()
+    uniform: Uniform | None = None
+    total: int = 0
+
+
+class Native(NamedTuple):
+    """Files that hold the records of these offsets as rows."""
+
+    spans: dict[int, tuple[int, int]]
+    """By partition: the offsets that they stand for, end exclusive."""
+    whole: list[str]
+    """Files with rows of these offsets only."""
+    partly: list[str]
+    """Files with other rows, too."""
+    uniform: Uniform
+    left_out: bool
+
+
+class Batch(NamedTuple):
+    """What one commit adds: files, and the offsets that they are."""
+
+    files: Sequence["DataFile"]
+    spans: Mapping[int, tuple[int, int]]
+    """By partition: from the offset where the table stands to the one that comes next."""
+    token: str
+    records: int
+    malformed: int
+    left_out: bool
+    gaps: Sequence[tuple[int, int, int]] = ()
+
+
+class TopicTable:
+    """The table of one topic, used in one thread at a time."""
+
+    def __init__(
+        self, catalog: "Catalog", topic: str, topic_id: str, settings: TableSettings, clock: Clock
+    ) -> None:
+        """Opens nothing. Raises `BadSchema` where the topic's values cannot be its columns."""
+        self.settings = settings
+        self.conflicts = 0
+        """Commits that had to be tried again."""
+        self._catalog = catalog
+        self._topic = topic
+        self._topic_id = topic_id
+        self._clock = clock
+        self._policy = parse_policy(settings.fields)
+        self._shape = Shape(settings.values, policy=self._policy)
+        self._unfit: tuple[str, ...] = ()
+        self._names: dict[str, str] = {}
+        self._table: Table | None = None
+        self._spec_id = -1
+        """How the files are partitioned that were written last."""
+
+    @property
+    def shape(self) -> Shape:
+        """The columns that are written."""
+        return self._shape
+
+    def open(self) -> Standing:
+        """Make the table if it is missing, fit its columns and partitioning, and say where it is.
+
+        Raises `TableUnavailable` and `TableRefused`.
+        """
+        with _named(self.settings.name):
+            for _ in range(_TRIES):
+                try:
+                    return self._open()
+                except _conflict():
+                    self.conflicts += 1
+        raise _contended(self.settings.name)
+
+    def standing(self) -> Standing | None:
+        """Where the table stands; None: there is none. Changes nothing.
+
+        Raises `TableUnavailable`.
+        """
+        from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+
+        with _named(self.settings.name):
+            try:
+                self._table = self._catalog.load_table(self.settings.name)
+            except (NoSuchTableError, NoSuchNamespaceError):
+                return None
+            return standing_of(self._table)
+
+    def write(self, rows: pa.Table) -> list["DataFile"]:
+        """Write rows of `shape` as data files, which no reader sees yet.
+
+        Raises `TableUnavailable`.
+        """
+        assert self._table is not None, "the table is open"
+        self._spec_id = self._table.spec().spec_id
+        with _named(self.settings.name):
+            return self._write(self._table, _with_ids(self._table, rows, self._names))
+
+    def _write(self, table: "Table", rows: pa.Table) -> list["DataFile"]:
+        token = self._clock.token()
+        return [
+            _written(table, part, key, f"catchwater-{token}-{index:05d}.parquet")
+            for index, (key, part) in enumerate(_parts(table, rows))
+        ]
+
+    def commit(self, batch: Batch) -> Standing:
+        """Add the files, if the table stands where they begin; the rest is in the module's words.
+
+        Raises `TableMoved`, and `TableUnavailable`, after which it may or may not be so.
+        """
+        with _named(self.settings.name):
+            for _ in range(_TRIES):
+                table = self._load()
+                if _has_commit(table, batch.token):
+                    return standing_of(table)
+                self._refuse_moved(table, batch)
+                try:
+                    self._add(table, batch)
+                except _conflict():
+                    self.conflicts += 1
+                    continue
+                self._expire(self._load())
+                return standing_of(self._load())
+        raise _contended(self.settings.name)
+
+    def discard(self, files: Sequence["DataFile"]) -> None:
+        """Delete files that were never committed, as far as that can be done."""
+        assert self._table is not None, "the table is open"
+        for file in files:
+            try:
+                self._table.io.delete(file.file_path)
+            except OSError:
+                continue  # it is nobody's, wherever it lies
+
+    def rewind(self, offsets: Mapping[int, int]) -> Standing:
+        """Delete the rows from these offsets on, in one commit that says so.
+
+        Raises `TableUnavailable`, `TableRefused`.
+        """
+        with _named(self.settings.name):
+            for _ in range(_TRIES):
+                table = self._load()
+                now = standing_of(table)
+                back = {p: at for p, at in offsets.items() if at < now.offsets.get(p, 0)}
+                gone = self._files_from(table, back)
+                kept, left = self._kept(table, gone, back)
+                total = now.total - sum(file.record_count for file in gone) + left
+                said = self._summary(now.offsets | back, self._clock.token(), total)
+                try:
+                    with table.transaction() as change:
+                        # Without files it is an empty snapshot, which says where the table stands.
+                        with change.update_snapshot(said).overwrite() as overwrite:
+                            for file in gone:
+                                overwrite.delete_data_file(file)
+                            for file in kept:
+                                overwrite.append_data_file(file)
+                        change.set_properties({name: said[name] for name in (OFFSETS, TOTAL)})
+                except _conflict():
+                    self.conflicts += 1
+                    continue
+                return standing_of(self._load())
+        raise _contended(self.settings.name)
+
+    def _files_from(self, table: "Table", offsets: Mapping[int, int]) -> list["DataFile"]:
+        """The files that have rows at these offsets or after them."""
+        tasks = list(table.scan(row_filter=_from(offsets)).plan_files())
+        if any(task.delete_files for task in tasks):
+            raise TableRefused(
+                f"Another engine has deleted rows of {self.settings.name} by delete files.",
+                hint="Have it rewrite the table's data files first.",
+            )
+        return [task.file for task in tasks]
+
+    def _kept(
+        self, table: "Table", gone: Sequence["DataFile"], offsets: Mapping[int, int]
+    ) -> tuple[list["DataFile"], int]:
+        """The rows of these files before the offsets, as new files; and how many."""
+        files: list[DataFile] = []
+        count = 0
+        for file in gone:
+            rows = _read(table, file)
+            is_back = pa.array([False] * len(rows))
+            for partition, at in offsets.items():
+                place = pc.equal(rows.column("partition"), partition)
+                behind = pc.greater_equal(rows.column("offset"), at)
+                is_back = pc.or_(is_back, pc.and_(place, behind))
+            rest = rows.filter(pc.invert(is_back))
+            if len(rest):
+                files += self._write(table, _with_ids(table, rest, {}))
+                count += len(rest)
+        return files, count
+
+    def behind(self, offsets: Mapping[int, int]) -> int:
+        """How many rows of the open table lie at these offsets or after them."""
+        assert self._table is not None, "the table is open"
+        with _named(self.settings.name):
+            return self._table.scan(row_filter=_from(offsets)).count()
+
+    def native(self, wanted: Mapping[int, tuple[int, int]]) -> "Native | None":
+        """The files of the open table that stand for what is wanted of the topic, as far as they
+        do; None: a reader is better off with the log.
+
+        The rows of a table are the topic's records unless somebody else has deleted or added some,
+        or has renamed a column that is in older files by another name.
+        """
+        assert self._table is not None, "the table is open"
+        table, standing = self._table, standing_of(self._table)
+        uniform, snapshot = standing.uniform, table.current_snapshot()
+        if uniform is None or snapshot is None or snapshot.summary is None:
+            return None
+        if uniform.fields != self.settings.fields:
+            return None
+        if int(snapshot.summary["total-records"] or -1) != standing.total or (
+            int(snapshot.summary["total-delete-files"] or 0)
+        ):
+            return None
+        if not _keeps_names(table, self._shape.schema.names):
+            return None
+        spans = {}
+        for partition, (start, end) in wanted.items():
+            first = max(start, uniform.first.get(partition, end))
+            stop = min(end, standing.offsets.get(partition, 0))
+            if first < stop:
+                spans[partition] = (first, stop)
+        with _named(self.settings.name):
+            files = [task.file for task in table.scan(row_filter=_within(spans)).plan_files()]
+        whole = [file.file_path for file in files if _lies_in(table, file, spans)]
+        partly = [file.file_path for file in files if not _lies_in(table, file, spans)]
+        return Native(spans, whole, partly, uniform, standing.left_out)
+
+    def facts(self) -> dict[str, Any]:
+        """What an operator asks of the open table."""
+        assert self._table is not None, "the table is open"
+        table, snapshot = self._table, self._table.current_snapshot()
+        summary = snapshot.summary if snapshot else None
+
+        def total(name: str) -> int:
+            return int((summary and summary[f"total-{name}"]) or 0)
+
+        return {
+            "location": table.location(),
+            "snapshot_id": snapshot.snapshot_id if snapshot else None,
+            "committed_ms": snapshot.timestamp_ms if snapshot else None,
+            "rows": total("records"),
+            "files": total("data-files"),
+            "bytes": total("files-size"),
+            "columns": [field.name for field in table.schema().fields],
+            "unfit": list(self._unfit),
+        }
+
+    # --- opening ---------------------------------------------------------------------------------
+
+    def _open(self) -> Standing:
+        from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+
+        name = self.settings.name
+        try:
+            table = self._catalog.load_table(name)
+        except (NoSuchTableError, NoSuchNamespaceError):
+            self._catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
+            table = self._catalog.create_table_if_not_exists(
+                name,
+                self._shape.schema,
+                properties={**_NEW_TABLE, TOPIC: self._topic, TOPIC_ID: self._topic_id},
+            )
+        self._refuse_foreign(table)
+        if self._fit(table):
+            table = self._load()
+        self._table = table
+        return standing_of(table)
+
+    def _refuse_foreign(self, table: "Table") -> None:
+        found = table.properties.get(TOPIC_ID)
+        if found == self._topic_id:
+            return
+        if found is None:
+            raise TableRefused(
+                f"There is a table {self.settings.name} already, which is not a topic's.",
+                hint="Name another one with catchwater.table.",
+            )
+        raise TableRefused(
+            f"The table {self.settings.name} is of another topic, {table.properties.get(TOPIC)} "
+            f"({found}); this one is {self._topic} ({self._topic_id}).",
+            hint="Was the topic deleted and made again? Drop the table, or name another one with "
+            "catchwater.table.",
+        )
+
+    def _fit(self, table: "Table") -> bool:
+        """Add and widen columns, and follow the partitioning; whether anything was changed."""
+        ids = _column_ids(table)
+        by_id = {field.field_id: field.name for field in table.schema().fields}
+        # A column that was renamed at the table is still the one that ours has been.
+        self._names = {ours: by_id[id] for ours, id in ids.items() if id in by_id}
+        ours = [
+            field.with_name(self._names.get(field.name, field.name)) for field in self._shape.schema
+        ]
+        fitting = [field for field in ours if _fits(table, field)]
+        unfit = {field.name for field in ours} - {field.name for field in fitting}
+        there = {back: name for name, back in self._names.items()}
+        self._unfit = tuple(sorted(there.get(name, name) for name in unfit))
+        if self._unfit and self.settings.values is None:
+            raise TableRefused(
+                f"The table {self.settings.name} has a column {self._unfit[0]} of another type.",
+                hint="Name another table with catchwater.table.",
+            )
+        if self._unfit:
+            self._shape = Shape(self.settings.values, self._unfit, self._policy)
+        with table.transaction() as change:
+            with change.update_schema() as schema:
+                schema.union_by_name(pa.schema(fitting))
+            _follow(change, self.settings)
+            mapped = {
+                name: change.table_metadata.schema()
+                .find_field(self._names.get(name, name))
+                .field_id
+                for name in self._shape.schema.names
+            }
+            if ids | mapped != ids:
+                change.set_properties({COLUMNS: msgspec.json.encode(ids | mapped).decode()})
+            is_changed = bool(change._updates)
+        return is_changed
+
+    # --- committing ------------------------------------------------------------------------------
+
+    def _load(self) -> "Table":
+        """The table as it is now, with transactions that pyiceberg does not retry.
+
+        After a conflict pyiceberg would add the same files to the table as it is by then, and where
+        it stands has to be read again first. Only this copy of the metadata is changed.
+        """
+        self._table = table = self._catalog.load_table(self.settings.name)
+        table.metadata.properties["commit.retry.num-retries"] = "0"
+        return table
+
+    def _refuse_moved(self, table: "Table", batch: Batch) -> None:
+        self._refuse_foreign(table)
+        offsets = standing_of(table).offsets
+        if any(offsets.get(p, first) != first for p, (first, _) in batch.spans.items()):
+            raise TableMoved
+        if batch.files and table.spec().spec_id != self._spec_id:
+            raise TableMoved
+
+    def _add(self, table: "Table", batch: Batch) -> None:
+        now = standing_of(table)
+        ends = {partition: stop for partition, (_, stop) in batch.spans.items()}
+        total = now.total + batch.records
+        said = self._summary(now.offsets | ends, batch.token, total) | {
+            RECORDS: str(batch.records),
+            MALFORMED_RECORDS: str(batch.malformed),
+        }
+        kept = {OFFSETS: said[OFFSETS], TOTAL: said[TOTAL]}
+        kept[UNIFORM] = msgspec.json.encode(self._uniform(now, batch)).decode()
+        if batch.left_out and not now.left_out:
+            kept[LEFT_OUT] = "true"
+        if batch.gaps:
+            kept[GAPS] = msgspec.json.encode([*now.gaps, *batch.gaps]).decode()
+        with table.transaction() as change:
+            with change.update_snapshot(said).merge_append() as append:
+                for file in batch.files:
+                    append.append_data_file(file)
+            change.set_properties(kept)
+
+    def _expire(self, table: "Table") -> None:
+        """Expire our oldest snapshots, from time to time; those that a name keeps stay."""
+        if len(table.snapshots()) < 2 * KEPT_SNAPSHOTS:
+            return
+        named = {ref.snapshot_id for ref in table.refs().values()}
+        ours = [s for s in table.snapshots() if s.summary and s.summary[OFFSETS]]
+        old = [s for s in ours[:-KEPT_SNAPSHOTS] if s.snapshot_id not in named]
+        try:
+            ids = [snapshot.snapshot_id for snapshot in old]
+            table.maintenance.expire_snapshots().by_ids(ids).commit()
+        except _conflict():
+            return  # the next commit does it
+        for snapshot in old:
+            table.io.delete(snapshot.manifest_list)
+
+    def _uniform(self, now: Standing, batch: Batch) -> Uniform:
+        values = identity(self.settings.values) if self.settings.values else ""
+        begun = {partition: first for partition, (first, _) in batch.spans.items()}
+        before = now.uniform
+        fields = self.settings.fields
+        if before is None or (before.values, before.fields) != (values, fields):
+            return Uniform(values, now.offsets | begun, batch.malformed, fields)
+        return Uniform(values, begun | before.first, before.malformed + batch.malformed, fields)
+
+    def _summary(self, offsets: Mapping[int, int], token: str, total: int) -> dict[str, str]:
+        ordered = {str(partition): offsets[partition] for partition in sorted(offsets)}
+        return {
+            OFFSETS: msgspec.json.encode(ordered).decode(),
+            TOTAL: str(total),
+            TOPIC: self._topic,
+            TOPIC_ID: self._topic_id,
+            COMMIT: token,
+        }
+
+
+# --- files ---------------------------------------------------------------------------------------
+# pyiceberg's own way from Arrow to a file makes empty lists of nulls where they hold structs, so
+# the columns are put in place here; how a file is written and described is pyiceberg's again.
+
+
+def _with_ids(table: "Table", rows: pa.Table, names: Mapping[str, str]) -> pa.Table:
+    """The rows in the table's columns, with their ids; `names` are those that differ from ours."""
+    from pyiceberg.io.pyarrow import schema_to_pyarrow
+    from pyiceberg.schema import sanitize_column_names
+
+    ours = {names.get(name, name): rows.column(name) for name in rows.schema.names}
+    target = schema_to_pyarrow(sanitize_column_names(table.schema()))
+    columns = [
+        ours[field.name].cast(to.type) if field.name in ours else pa.nulls(len(rows), to.type)
+        for field, to in zip(table.schema().fields, target, strict=True)
+    ]
+    return pa.Table.from_arrays(columns, schema=target)
+
+
+def _read(table: "Table", file: "DataFile") -> pa.Table:
+    """The rows of a file, in columns as the table calls them now."""
+    now = {field.field_id: field.name for field in table.schema().fields}
+    with table.io.new_input(file.file_path).open() as stream:
+        rows = pq.read_table(stream)
+    ids = [int((field.metadata or {})[b"PARQUET:field_id"]) for field in rows.schema]
+    known = [index for index, id in enumerate(ids) if id in now]
+    return rows.select(known).rename_columns([now[ids[index]] for index in known])
+
+
+def _parts(table: "Table", rows: pa.Table) -> Iterator[tuple[Any, pa.Table]]:
+    """The rows by the partition of the table that they lie in, and its key."""
+    from pyiceberg.io.pyarrow import _determine_partitions
+
+    if table.spec().is_unpartitioned():
+        yield None, rows
+        return
+    for part in _determine_partitions(table.spec(), table.schema(), rows):
+        yield part.partition_key, part.arrow_table_partition
+
+
+def _written(table: "Table", rows: pa.Table, key: Any, name: str) -> "DataFile":
+    """A file with these rows, as a commit takes it."""
+    from pyiceberg.io.pyarrow import ParquetFormatModel
+    from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+    from pyiceberg.schema import sanitize_column_names
+    from pyiceberg.table.locations import load_location_provider
+    from pyiceberg.typedef import Record
+
+    place = load_location_provider(table.location(), table.properties)
+    output = table.io.new_output(place.new_data_location(name, key))
+    schema = sanitize_column_names(table.schema())
+    writer = ParquetFormatModel().create_writer(output, schema, table.properties)
+    with writer:
+        writer.write(rows)
+    return DataFile.from_args(
+        content=DataFileContent.DATA,
+        file_path=output.location,
+        file_format=FileFormat.PARQUET,
+        partition=key.partition if key else Record(),
+        file_size_in_bytes=len(output),
+        sort_order_id=None,
+        spec_id=table.spec().spec_id,
+        equality_ids=None,
+        key_metadata=None,
+        **writer.result().to_serialized_dict(),
+    )
+
+
+# --- what a table says ---------------------------------------------------------------------------
+
+
+def standing_of(table: "Table") -> Standing:
+    """Where a table stands; see the module."""
+    properties = table.properties
+    rest: dict[str, Any] = {
+        "topic_id": properties.get(TOPIC_ID, ""),
+        "left_out": properties.get(LEFT_OUT) == "true",
+        "gaps": tuple(map(tuple, msgspec.json.decode(properties.get(GAPS, "[]")))),
+        "uniform": msgspec.json.decode(properties.get(UNIFORM, "null"), type=Uniform | None),
+    }
+    snapshot = current = table.current_snapshot()
+    rest["snapshot_id"] = current.snapshot_id if current else None
+    while snapshot is not None:
+        said = snapshot.summary
+        if said and (offsets := said[OFFSETS]):
+            return Standing(_offsets(offsets), **rest, total=int(said[TOTAL] or 0))
+        parent = snapshot.parent_snapshot_id
+        snapshot = table.snapshot_by_id(parent) if parent is not None else None
+    # It was never written, or what said so has expired; then its children name no parent any more.
+    kept = properties if current else {}
+    return Standing(_offsets(kept.get(OFFSETS, "{}")), **rest, total=int(kept.get(TOTAL, "0")))
+
+
+def _from(offsets: Mapping[int, int]) -> Any:
+    """The rows at these offsets or after them."""
+    return _any_of([f"partition = {p} and offset >= {at}" for p, at in offsets.items()])
+
+
+def _within(spans: Mapping[int, tuple[int, int]]) -> Any:
+    """The rows of these offsets."""
+    return _any_of(
+        [
+            f"partition = {partition} and offset >= {first} and offset < {stop}"
+            for partition, (first, stop) in spans.items()
+        ]
+    )
+
+
+def _any_of(conditions: Sequence[str]) -> Any:
+    from pyiceberg.expressions import AlwaysFalse
+
+    return " or ".join(f"({each})" for each in conditions) if conditions else AlwaysFalse()
+
+
+def _lies_in(table: "Table", file: "DataFile", spans: Mapping[int, tuple[int, int]]) -> bool:
+    """Whether all rows of a file are of these offsets, as far as its statistics say."""
+    partitions, offsets = (_bounds(table, file, name) for name in ("partition", "offset"))
+    if partitions is None or offsets is None:
+        return False
+    return all(
+        partition in spans
+        and spans[partition][0] <= offsets[0]
+        and offsets[1] < spans[partition][1]
+        for partition in range(partitions[0], partitions[1] + 1)
+    )
+
+
+def _bounds(table: "Table", file: "DataFile", name: str) -> tuple[int, int] | None:
+    from pyiceberg.conversions import from_bytes
+    from pyiceberg.types import PrimitiveType
+
+    column = table.schema().find_field(name)
+    assert isinstance(column.field_type, PrimitiveType), "partitions and offsets are numbers"
+    lowest = (file.lower_bounds or {}).get(column.field_id)
+    highest = (file.upper_bounds or {}).get(column.field_id)
+    if lowest is None or highest is None:
+        return None
+    values: list[Any] = [from_bytes(column.field_type, each) for each in (lowest, highest)]
+    return values[0], values[1]
+
+
+def _keeps_names(table: "Table", names: Sequence[str]) -> bool:
+    """Whether these columns have been called so in every schema that the table ever had, and are
+    called so in its files.
+    """
+    from pyiceberg.schema import sanitize_column_names
+
+    ids = _column_ids(table)
+    if sanitize_column_names(table.schema()) != table.schema():
+        return False
+    ours = {ids.get(name): name for name in names}
+    return None not in ours and all(
+        field.field_id not in ours or ours[field.field_id] == field.name
+        for schema in table.schemas().values()
+        for field in schema.fields
+    )
+
+
+def _offsets(text: str) -> dict[int, int]:
+    return msgspec.json.decode(text, type=dict[int, int])
+
+
+def _ancestors(table: "Table") -> Iterator["Snapshot"]:
+    snapshot = table.current_snapshot()
+    while snapshot is not None:
+        yield snapshot
+        parent = snapshot.parent_snapshot_id
+        snapshot = table.snapshot_by_id(parent) if parent is not None else None
+
+
+def _has_commit(table: "Table", token: str) -> bool:
+    return any(each.summary and each.summary[COMMIT] == token for each in _ancestors(table))
+
+
+def _column_ids(table: "Table") -> dict[str, int]:
+    return msgspec.json.decode(table.properties.get(COLUMNS, "{}"), type=dict[str, int])
+
+
+def _fits(table: "Table", field: pa.Field) -> bool:
+    """Whether the table can take the column, perhaps as a new or a wider one."""
+    from pyiceberg.exceptions import ResolveError, ValidationError
+
+    try:
+        table.update_schema().union_by_name(pa.schema([field]))  # not committed
+    except (ValidationError, ResolveError, ValueError):
+        return False
+    return True
+
+
+def _follow(change: Any, settings: TableSettings) -> None:
+    """Have what is written from now on partitioned as the topic says."""
+    from pyiceberg.transforms import parse_transform
+
+    there = {field.name: field for field in change.table_metadata.spec().fields}
+    wanted = {each.name: each for each in settings.partition_by}
+    if list(there) == list(wanted):
+        return
+    columns = change.table_metadata.schema().column_names
+    for each in settings.partition_by:
+        if each.column not in columns:
+            raise TableRefused(
+                f"catchwater.table.partition.by names {each.column}, which is no column of "
+                f"{settings.name}: it has {', '.join(columns)}.",
+                hint="Name a column, or leave the setting out.",
+            )
+    with change.update_spec() as update:
+        for name in there:
+            if name not in wanted:
+                update.remove_field(name)
+        for name, each in wanted.items():
+            if name not in there:
+                text = f"{each.transform}[{each.number}]" if each.number else each.transform
+                update.add_field(each.column, parse_transform(text), name)
+
+
+def _conflict() -> type[Exception]:
+    from pyiceberg.exceptions import CommitFailedException
+
+    return CommitFailedException
+
+
+def _contended(name: str) -> TableUnavailable:
+    return TableUnavailable(
+        f"Others have changed the table {name} {_TRIES} times while it was being committed to.",
+        hint="It is tried again; is something else writing to it without a pause?",
+    )
+
+
+@contextmanager
+def _named(table: str) -> Iterator[None]:
+    """Turn errors of the catalog and the files into ours."""
+    from pyiceberg import exceptions
+    from sqlalchemy.exc import SQLAlchemyError
+
+    theirs = tuple(
+        each
+        for each in vars(exceptions).values()
+        if isinstance(each, type) and issubclass(each, Exception)
+    )
+    try:
+        yield
+    except exceptions.NoSuchTableError as error:
+        raise TableUnavailable(f"The table {table} is gone: {error}.") from error
+    except (
+        exceptions.UnauthorizedError,
+        exceptions.ForbiddenError,
+        exceptions.OAuthError,
+    ) as error:
+        raise TableUnavailable(
+            f"The catalog of the table {table} does not let us in: {error}.",
+            hint="Are the properties catchwater.tables.catalog.* those of a user who may write?",
+        ) from error
+    except OSError as error:
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        why = "cannot grow" if is_full else "is out of reach"
+        raise TableUnavailable(f"The table {table} {why}: {error}.") from error
+    except (*theirs, SQLAlchemyError, pa.ArrowException, ValueError, LookupError) as error:
+        # Whatever is wrong with it: the broker's other work goes on, and the log keeps the records.
+        raise TableUnavailable(
+            f"The table {table} can be neither read nor written: {type(error).__name__}: {error}."
+        ) from error

@@ -1,0 +1,605 @@
+"""A topic's table: the topic's rows, each once, whatever ends in between or comes first."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.types import LongType
+
+from catchwater.catalog.rows import Topic
+from catchwater.config import LogConfig
+from catchwater.log.keep.pack import Packer
+from catchwater.log.tables import iceberg
+from catchwater.log.tables import writer as writing
+from catchwater.log.tables.iceberg import TopicTable, standing_of
+from catchwater.log.tables.open import TableRefused, TableUnavailable
+from catchwater.log.tables.rows import RAW, Shape
+from catchwater.log.tables.settings import PARTITION_BY, TABLE, Term, refused_table, terms
+from catchwater.log.tables.writer import TableWriter
+from catchwater.values.settings import BadSchema, ValueFormat, ValueSettings
+from catchwater.wire.arrow import encode_batch
+
+OpenLog = Callable[..., Any]
+RECORDS = [
+    (b"key", b"value", 1_700_000_000_123, [("trace", b"\x01"), ("trace", None)]),
+    (None, None, 0, []),
+    (b"", b"", -1, []),
+    (b"k" * 70, b"v" * 5000, 1_700_000_000_124, [("ünder", b"")]),
+]
+DDL = "card string, amount double"
+
+
+class Crash(BaseException):
+    """The process ends here."""
+
+
+class World:
+    """A log whose topics are tables, and brokers that come and go."""
+
+    def __init__(self, open_log: OpenLog, root: Path) -> None:
+        self.log = open_log()
+        self.root = root
+        self.properties = {
+            "type": "sql",
+            "uri": f"sqlite:///{root}/tables.db",
+            "warehouse": (root / "tables").as_uri(),
+        }
+        self.writers: list[TableWriter] = []
+
+    def topic(self, partitions: int = 1, **config: str) -> Topic:
+        self.log.create_topic("t", partitions, catchwater_table="lake.t", **config)
+        return self.named("t")
+
+    def named(self, name: str) -> Topic:
+        return next(topic for topic in self.log.topics.values() if topic.name == name)
+
+    def alter(self, topic: Topic, **config: str) -> Topic:
+        options = {**topic.config, **{k.replace("_", "."): v for k, v in config.items()}}
+        changed = Topic(topic.id, topic.name, topic.partitions, options)
+        self.log.topics[topic.id] = changed
+        return changed
+
+    def broker(self) -> TableWriter:
+        """One that has just started."""
+        writer = TableWriter(self.log.core(), LogConfig(tables=tuple(self.properties.items())))
+        self.writers.append(writer)
+        return writer
+
+    def advance(self, writer: TableWriter, topic: Topic) -> bool:
+        writer._core = self.log.core()
+        stable = {p: self.log.ends[topic.id, p] for p in range(topic.partitions)}
+        return writer.advance(topic, stable, lambda: True)
+
+    def append(self, topic: Topic, partition: int = 0, records: Any = RECORDS, codec: int = 0):
+        self.log.append(((topic.id, partition), encode_batch(records, codec=codec)))
+
+    def append_json(self, topic: Topic, *rows: object) -> None:
+        values = [row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows]
+        self.append(topic, records=[(None, value, 0, []) for value in values])
+
+    def pack(self, writer: TableWriter | None = None) -> int:
+        log, config = self.log, LogConfig()
+        more = [writer.packed] if writer else []
+        if writer:
+            writer._core = log.core()
+        return Packer(log.catalog, log.storage, log.clock, config, log.topic_name, *more).pack()
+
+    def catalog(self) -> Catalog:
+        return load_catalog("catchwater", **self.properties)
+
+    def table(self) -> Any:
+        with closing(self.catalog()) as catalog:
+            return catalog.load_table("lake.t")
+
+    def rows(self, *columns: str) -> list[dict[str, Any]]:
+        """What a reader of the table sees, by place."""
+        found = self.table().scan().to_arrow()
+        found = found.sort_by([("partition", "ascending"), ("offset", "ascending")])
+        return (found.select(columns) if columns else found).to_pylist()
+
+    def places(self) -> list[tuple[int, int]]:
+        return [(row["partition"], row["offset"]) for row in self.rows("partition", "offset")]
+
+    def expected(self) -> list[tuple[int, int]]:
+        return sorted((key[1], at) for key, end in self.log.ends.items() for at in range(end))
+
+    def close(self) -> None:
+        for writer in self.writers:
+            writer.close()
+
+
+@pytest.fixture
+def world(open_log: OpenLog, tmp_path: Path) -> Iterator[World]:
+    world = World(open_log, tmp_path)
+    yield world
+    world.close()
+
+
+def test_the_table_has_the_topics_records_and_nothing_else(world: World) -> None:
+    topic = world.topic(2)
+    for codec in range(5):
+        world.append(topic, codec % 2, codec=codec)
+        world.pack()
+    world.append(topic, 1)  # in a chunk still
+    assert world.advance(world.broker(), topic)
+    assert world.places() == world.expected()
+    [first, none, empty, last] = world.rows()[:4]
+    assert first["key"] == b"key" and first["value"] == b"value"
+    assert first["timestamp"].timestamp() == 1_700_000_000.123
+    assert first["headers"] == [{"key": "trace", "value": b"\x01"}, {"key": "trace", "value": None}]
+    assert (none["key"], none["value"], none["timestampType"]) == (None, None, 0)
+    assert (empty["key"], empty["value"]) == (b"", b"")
+    assert last["key"] == b"k" * 70 and last["value"] == b"v" * 5000
+    assert [field.name for field in world.table().schema().fields] == RAW.names
+
+
+def test_a_turn_goes_on_where_the_last_one_ended_in_whichever_broker(world: World) -> None:
+    topic = world.topic(2)
+    broker = world.broker()
+    for step in range(4):
+        world.append(topic, step % 2)
+        world.append(topic, 0)
+        if step % 2:
+            broker = world.broker()
+        assert world.advance(broker, topic)
+        assert world.places() == world.expected()
+    commits = len(world.table().snapshots())
+    assert world.advance(broker, topic), "nothing is new"
+    assert len(world.table().snapshots()) == commits == 4
+
+
+def test_where_it_stands_is_in_its_snapshot(world: World) -> None:
+    topic = world.topic(2)
+    world.append(topic, 1)
+    world.advance(world.broker(), topic)
+    summary = world.table().current_snapshot().summary
+    assert json.loads(summary["catchwater.offsets"]) == {"1": 4}
+    assert summary["catchwater.records"] == "4"
+    assert summary["catchwater.topic"] == "t"
+
+
+def crash_before(target: Any, name: str) -> Any:
+    return mock.patch.object(target, name, side_effect=Crash)
+
+
+def crash_after(target: Any, name: str) -> Any:
+    real = getattr(target, name)
+
+    def last(*args: Any, **kwargs: Any) -> Any:
+        real(*args, **kwargs)
+        raise Crash
+
+    return mock.patch.object(target, name, last)
+
+
+@pytest.mark.parametrize(
+    "crash",
+    [
+        lambda: crash_before(TopicTable, "open"),
+        lambda: crash_after(TopicTable, "open"),
+        lambda: crash_before(TopicTable, "write"),
+        lambda: crash_after(TopicTable, "write"),
+        lambda: crash_before(TopicTable, "_add"),
+        lambda: crash_after(TopicTable, "_add"),
+        lambda: crash_after(TopicTable, "commit"),
+    ],
+)
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_process_that_ends_leaves_neither_gap_nor_double(
+    world: World, crash: Any, is_new: bool
+) -> None:
+    topic = world.topic(2)
+    if not is_new:
+        world.append(topic, 0)
+        world.advance(world.broker(), topic)
+    world.append(topic, 0)
+    world.append(topic, 1)
+    with crash(), pytest.raises(Crash):
+        world.advance(world.broker(), topic)
+    world.append(topic, 1)
+    world.advance(world.broker(), topic)
+    assert world.places() == world.expected()
+
+
+def test_of_two_brokers_that_commit_at_once_one_is_let_through(world: World) -> None:
+    topic = world.topic(2)
+    world.append(topic, 0)
+    one, other = world.broker(), world.broker()
+    real = TopicTable._add
+
+    def late(self: TopicTable, table: Any, batch: Any) -> None:
+        if self is one._tables[topic.id][1] and not other.counts:
+            world.append(topic, 1)
+            world.advance(other, topic)
+        real(self, table, batch)
+
+    with mock.patch.object(TopicTable, "_add", late):
+        world.advance(one, topic)
+    assert world.places() == world.expected()
+    assert one.counts["t"].commits == 0 and one.counts["t"].conflicts >= 1
+    world.append(topic, 0)
+    world.advance(one, topic)
+    assert world.places() == world.expected()
+    named = {file.file.file_path for file in world.table().scan().plan_files()}
+    there = {path.as_uri() for path in (world.root / "tables").rglob("*.parquet")}
+    assert there == named, "what was not let through is gone"
+
+
+def test_a_commit_of_somebody_else_in_between_costs_another_try(world: World) -> None:
+    topic = world.topic()
+    world.append(topic)
+    broker = world.broker()
+    world.advance(broker, topic)
+    world.append(topic)
+    real = TopicTable._add
+    others = iter([0, 1])
+
+    def late(self: TopicTable, table: Any, batch: Any) -> None:
+        if (offset := next(others, None)) is not None:
+            with closing(world.catalog()) as catalog:
+                catalog.load_table("lake.t").delete(f"offset = {offset}")
+        real(self, table, batch)
+
+    with mock.patch.object(TopicTable, "_add", late):
+        world.advance(broker, topic)
+    assert world.places() == world.expected()[2:]
+    assert broker.counts["t"].conflicts == 2
+
+
+def test_a_commit_whose_reply_was_lost_is_found(world: World) -> None:
+    from pyiceberg.exceptions import CommitFailedException
+
+    topic = world.topic()
+    world.append(topic)
+    real = TopicTable._add
+
+    def lost(self: TopicTable, table: Any, batch: Any) -> None:
+        real(self, table, batch)
+        raise CommitFailedException("the reply was lost")
+
+    broker = world.broker()
+    with mock.patch.object(TopicTable, "_add", lost):
+        world.advance(broker, topic)
+    assert world.places() == world.expected()
+    assert broker.counts["t"].commits == 1
+
+
+def test_what_the_packer_has_just_packed_is_not_read_again(world: World) -> None:
+    topic = world.topic(2)
+    broker = world.broker()
+    world.advance(broker, topic)
+    for step in range(3):
+        world.append(topic, 0, codec=step)
+        world.append(topic, 1)
+        world.pack(broker)
+    with mock.patch.object(type(world.log.storage), "read", side_effect=AssertionError):
+        world.advance(broker, topic)
+    assert world.places() == world.expected()
+    assert broker.counts["t"].handed_over == broker.counts["t"].records == 24
+
+
+def test_what_the_packer_hands_over_is_bounded_by_files(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "FILE_BYTES", 10_000)
+    topic = world.topic()
+    broker = world.broker()
+    world.advance(broker, topic)
+    for _ in range(6):
+        world.append(topic)
+        world.pack(broker)
+    world.advance(broker, topic)
+    assert world.places() == world.expected()
+    assert len(list(world.table().scan().plan_files())) == 3
+    assert len(world.table().snapshots()) == 1
+
+
+def test_what_is_not_stable_waits(world: World) -> None:
+    topic = world.topic()
+    world.append(topic)
+    broker = world.broker()
+    broker.advance(topic, {0: 2}, lambda: True)
+    assert world.places() == [(0, 0), (0, 1)]
+    world.advance(broker, topic)
+    assert world.places() == world.expected()
+
+
+def test_a_table_that_was_rolled_back_is_filled_again(world: World) -> None:
+    topic = world.topic()
+    broker = world.broker()
+    for _ in range(3):
+        world.append(topic)
+        world.advance(broker, topic)
+    with closing(world.catalog()) as catalog:
+        table = catalog.load_table("lake.t")
+        first = table.snapshots()[0].snapshot_id
+        table.manage_snapshots().rollback_to_snapshot(first).commit()
+    assert world.places() == world.expected()[:4]
+    world.advance(broker, topic)
+    assert world.places() == world.expected()
+
+
+def test_snapshots_of_others_in_between_change_nothing(world: World) -> None:
+    topic = world.topic()
+    broker = world.broker()
+    world.append(topic)
+    world.advance(broker, topic)
+    with closing(world.catalog()) as catalog:
+        catalog.load_table("lake.t").delete("offset = 1")
+    world.append(topic)
+    world.advance(broker, topic)
+    assert world.places() == [each for each in world.expected() if each != (0, 1)]
+
+
+def test_where_our_snapshot_has_expired_the_property_says_it(world: World) -> None:
+    topic = world.topic()
+    world.append(topic)
+    world.advance(world.broker(), topic)
+    with closing(world.catalog()) as catalog:
+        table = catalog.load_table("lake.t")
+        table.delete("offset = 1")
+        table.refresh()
+        ours = table.snapshots()[0].snapshot_id
+        table.maintenance.expire_snapshots().by_ids([ours]).commit()
+        table.refresh()
+        assert standing_of(table).offsets == {0: 4}
+
+
+def test_what_the_log_has_deleted_is_a_gap_that_is_named(world: World) -> None:
+    topic = world.topic()
+    broker = world.broker()
+    world.append(topic)
+    world.advance(broker, topic)
+    for _ in range(2):
+        world.append(topic)
+        world.pack()
+    world.log.catalog.trim({(topic.id, 0): 10}).result()
+    world.advance(world.broker(), topic)
+    assert world.places() == [(0, at) for at in (0, 1, 2, 3, 10, 11)]
+    assert standing_of(world.table()).gaps == ((0, 4, 10),)
+
+
+def test_a_log_that_went_back_in_time_is_refused(world: World) -> None:
+    topic = world.topic()
+    world.append(topic)
+    world.advance(world.broker(), topic)
+    world.log.ends[topic.id, 0] = 2
+    broker = world.broker()
+    with pytest.raises(TableRefused, match="restored to an earlier time"):
+        world.advance(broker, topic)
+    assert "restored" in broker.counts["t"].error
+
+
+def test_a_table_of_something_else_is_refused(world: World) -> None:
+    topic = world.topic()
+    with closing(world.catalog()) as catalog:
+        catalog.create_namespace("lake")
+        catalog.create_table("lake.t", RAW)
+    with pytest.raises(TableRefused, match="not a topic's"):
+        world.advance(world.broker(), topic)
+
+
+def test_a_table_of_a_topic_that_was_deleted_is_refused(world: World) -> None:
+    topic = world.topic()
+    world.append(topic)
+    world.advance(world.broker(), topic)
+    again = Topic(b"another".ljust(16, b"."), "t", 1, topic.config)
+    with pytest.raises(TableRefused, match="another topic"):
+        world.broker().standing(again)
+
+
+def test_a_catalog_out_of_reach_is_named(world: World) -> None:
+    world.properties = {"type": "sql", "uri": "sqlite:////proc/none/tables.db"}
+    topic = world.topic()
+    with pytest.raises(TableUnavailable):
+        world.advance(world.broker(), topic)
+
+
+def test_damaged_records_stop_their_partition_alone(world: World) -> None:
+    topic = world.topic(2)
+    world.append(topic, 0)
+    world.append(topic, 1)
+    world.pack()
+    [run] = world.log.catalog.runs((topic.id, 0), 0)
+    path = world.log.root / "objects" / run.object
+    data = bytearray(path.read_bytes())
+    data[run.byte_offset + 80] ^= 1
+    path.chmod(0o600)
+    path.write_bytes(data)
+    broker = world.broker()
+    world.advance(broker, topic)
+    assert world.places() == [(1, at) for at in range(4)]
+    assert "Offsets 0 to 3 of partition 0 of t cannot be read" in broker.counts["t"].error
+
+
+def test_old_snapshots_of_ours_are_expired(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(iceberg, "KEPT_SNAPSHOTS", 2)
+    topic = world.topic()
+    broker = world.broker()
+    for _ in range(7):
+        world.append(topic)
+        world.advance(broker, topic)
+        assert len(world.table().snapshots()) < 4
+    assert world.places() == world.expected()
+    lists = list((world.root / "tables").rglob("snap-*.avro"))
+    assert len(lists) == len(world.table().snapshots())
+
+
+# --- typed values --------------------------------------------------------------------------------
+
+TYPED = {"catchwater_history_value_format": "json", "catchwater_history_value_schema": DDL}
+
+
+def test_declared_values_are_columns(world: World) -> None:
+    topic = world.topic(**TYPED)
+    world.append_json(topic, {"card": "a", "amount": 1.5, "more": 1}, {"card": None})
+    world.append(topic, records=[(b"k", None, 0, [])])
+    world.advance(world.broker(), topic)
+    found = world.rows("offset", "card", "amount", "_malformed")
+    assert [tuple(row.values()) for row in found] == [
+        (0, "a", 1.5, None), (1, None, None, None), (2, None, None, None),
+    ]  # fmt: skip
+
+
+def test_malformed_values_keep_their_bytes_and_are_counted(world: World) -> None:
+    topic = world.topic(**TYPED)
+    world.append_json(topic, {"card": "a"}, b"no json", {"card": 7}, {"card": "b"})
+    broker = world.broker()
+    world.advance(broker, topic)
+    assert [row["_malformed"] for row in world.rows()] == [None, b"no json", b'{"card": 7}', None]
+    assert [row["card"] for row in world.rows()] == ["a", None, None, "b"]
+    assert broker.counts["t"].malformed == 2
+    assert world.table().current_snapshot().summary["catchwater.malformed"] == "2"
+
+
+@pytest.mark.parametrize("declared", [TYPED, {}])
+def test_fields_that_nobody_may_see_are_not_in_the_table(
+    world: World, declared: dict[str, str]
+) -> None:
+    topic = world.topic(**declared, catchwater_fields="card=mask,amount=drop")
+    world.append_json(topic, {"card": "4242", "amount": 1.5})
+    world.advance(world.broker(), topic)
+    [row] = world.rows()
+    if declared:
+        assert (row["card"], row["amount"]) == ("***", None)
+    else:
+        assert json.loads(row["value"]) == {"card": "***"}
+
+
+def test_a_field_named_like_a_column_of_ours_is_refused(world: World) -> None:
+    topic = world.topic(
+        catchwater_history_value_format="json", catchwater_history_value_schema="offset long"
+    )
+    with pytest.raises(BadSchema, match="named like another column"):
+        world.advance(world.broker(), topic)
+
+
+def test_narrow_integers_are_as_wide_as_iceberg_has_them() -> None:
+    shape = Shape(ValueSettings(ValueFormat.JSON, "a byte, b struct<c: short>, d array<byte>"))
+    kinds = {field.name: field.type for field in shape.schema}
+    assert kinds["a"] == pa.int32()
+    assert kinds["b"].field("c").type == pa.int32()
+    assert kinds["d"].value_type == pa.int32()
+
+
+def test_a_column_that_is_added_is_there_from_then_on(world: World) -> None:
+    topic = world.topic(**TYPED)
+    broker = world.broker()
+    world.append_json(topic, {"card": "a", "amount": 1, "note": "early"})
+    world.advance(broker, topic)
+    topic = world.alter(topic, catchwater_history_value_schema=f"{DDL}, note string")
+    world.append_json(topic, {"card": "b", "note": "late"})
+    world.advance(broker, topic)
+    assert [row["note"] for row in world.rows()] == [None, "late"]
+
+
+def test_a_column_is_widened(world: World) -> None:
+    topic = world.topic(
+        catchwater_history_value_format="json", catchwater_history_value_schema="n int"
+    )
+    broker = world.broker()
+    world.append_json(topic, {"n": 1})
+    world.advance(broker, topic)
+    topic = world.alter(topic, catchwater_history_value_schema="n long")
+    world.append_json(topic, {"n": 2**40})
+    world.advance(broker, topic)
+    assert [row["n"] for row in world.rows()] == [1, 2**40]
+    assert world.table().schema().find_type("n") == LongType()
+
+
+def test_a_column_that_was_renamed_at_the_table_is_still_fed(world: World) -> None:
+    topic = world.topic(**TYPED)
+    world.append_json(topic, {"card": "a"})
+    world.advance(world.broker(), topic)
+    with (
+        closing(world.catalog()) as catalog,
+        catalog.load_table("lake.t").update_schema() as update,
+    ):
+        update.rename_column("card", "card_number")
+    world.append_json(topic, {"card": "b"})
+    world.advance(world.broker(), topic)
+    assert [row["card_number"] for row in world.rows()] == ["a", "b"]
+    assert "card" not in world.table().schema().column_names
+
+
+def test_a_field_that_does_not_fit_any_more_keeps_its_bytes_and_is_counted(world: World) -> None:
+    topic = world.topic(**TYPED)
+    broker = world.broker()
+    world.append_json(topic, {"card": "a", "amount": 1})
+    world.advance(broker, topic)
+    topic = world.alter(topic, catchwater_history_value_schema="card string, amount boolean")
+    world.append_json(topic, {"card": "b", "amount": True}, {"card": "c"})
+    world.advance(broker, topic)
+    found = world.rows("card", "amount", "_malformed")
+    assert [tuple(row.values()) for row in found] == [
+        ("a", 1.0, None), ("b", None, b'{"card": "b", "amount": true}'), ("c", None, None),
+    ]  # fmt: skip
+    assert broker.counts["t"].malformed == 1
+    assert broker.table(topic).facts()["unfit"] == ["amount"]
+
+
+# --- rewinding -----------------------------------------------------------------------------------
+
+
+def test_a_table_is_rewound_and_filled_again(world: World) -> None:
+    topic = world.topic(2)
+    broker = world.broker()
+    for _ in range(2):
+        world.append(topic, 0)
+        world.append(topic, 1)
+        world.advance(broker, topic)
+    table = broker.table(topic)
+    table.open()
+    assert table.rewind({0: 3, 1: 99}).offsets == {0: 3, 1: 8}
+    assert world.places() == [(0, 0), (0, 1), (0, 2), *((1, at) for at in range(8))]
+    world.advance(broker, topic)
+    assert world.places() == world.expected()
+
+
+def test_a_rewind_of_nothing_says_where_it_stands(world: World) -> None:
+    topic = world.topic()
+    broker = world.broker()
+    world.append(topic)
+    world.advance(broker, topic)
+    assert broker.table(topic).rewind({0: 4}).offsets == {0: 4}
+    assert world.places() == world.expected()
+
+
+# --- partitioning, settings ----------------------------------------------------------------------
+
+
+def test_a_table_is_partitioned_as_the_topic_says(world: World) -> None:
+    topic = world.topic(**TYPED, catchwater_table_partition_by="card")
+    broker = world.broker()
+    world.append_json(topic, {"card": "a"}, {"card": "b"}, {"card": "a"})
+    world.advance(broker, topic)
+    assert len(list(world.table().scan(row_filter="card = 'b'").plan_files())) == 1
+    assert len(list(world.table().scan().plan_files())) == 2
+    topic = world.alter(topic, catchwater_table_partition_by="partition")
+    world.append_json(topic, {"card": "c"}, {"card": "d"})
+    world.advance(broker, topic)
+    assert [row["card"] for row in world.rows()] == ["a", "b", "a", "c", "d"]
+    assert [field.name for field in world.table().spec().fields] == ["partition"]
+
+
+def test_a_partitioning_by_what_is_no_column_is_refused(world: World) -> None:
+    topic = world.topic(catchwater_table_partition_by="card")
+    with pytest.raises(TableRefused, match="no column"):
+        world.advance(world.broker(), topic)
+
+
+def test_how_a_table_is_named_and_partitioned() -> None:
+    assert terms("day(timestamp),bucket(16,card),offset") == (
+        Term("day", "timestamp"), Term("bucket", "card", 16), Term("identity", "offset"),
+    )  # fmt: skip
+    assert [each.name for each in terms("day(timestamp),card")] == ["timestamp_day", "card"]
+    assert refused_table("", None) is None
+    assert "with its namespace" in (refused_table("payments", {}) or "")
+    assert "encrypts its objects" in (refused_table("lake.payments", None) or "")
+    assert TABLE in (refused_table("a b", {}) or "") and PARTITION_BY.startswith(TABLE)
