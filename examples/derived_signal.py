@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from catchwater import Context, Out, function
-from catchwater.operators import Found, Pattern, begin
+from catchwater.operators import Match, Pattern, begin
 
 
 @dataclass
@@ -35,17 +35,17 @@ class Signal:
 HALF_AN_HOUR_MS = 30 * 60_000
 
 
-def adds(e: Click, found: Found[Click]) -> bool:
+def adds(e: Click, found: Match[Click]) -> bool:
     """An article goes into the cart."""
     return e.action == "add"
 
 
-def empties(e: Click, found: Found[Click]) -> bool:
+def empties(e: Click, found: Match[Click]) -> bool:
     """The customer no longer wants any of it."""
     return e.action == "empty"
 
 
-def pays(e: Click, found: Found[Click]) -> bool:
+def pays(e: Click, found: Match[Click]) -> bool:
     """The cart is paid."""
     return e.action == "pay"
 
@@ -65,11 +65,11 @@ class Carts(Pattern[Click, Signal]):
     within = "30m"
     max_partial = 1
 
-    def match(self, found: Found[Click], ctx: Context) -> Out[Signal]:
+    def match(self, found: Match[Click], ctx: Context) -> Out[Signal]:
         """Paid in time."""
         first, paid = found["filled"], found["paid"]
         yield Signal(ctx.key, first.id, "paid", paid.at - first.at)
 
-    def timed_out(self, found: Found[Click], ctx: Context) -> Out[Signal]:
+    def timed_out(self, found: Match[Click], ctx: Context) -> Out[Signal]:
         """Half an hour, and no payment."""
         yield Signal(ctx.key, found["filled"].id, "abandoned", HALF_AN_HOUR_MS)

@@ -75,7 +75,7 @@ def test_the_operators_page_declares_functions_that_could_run() -> None:
 from dataclasses import dataclass
 from catchwater import Context, Out, function
 from collections.abc import Iterable
-from catchwater.operators import Found, Window, begin, session, sliding, tumbling
+from catchwater.operators import Match, Window, begin, session, sliding, tumbling
 
 @dataclass
 class Order: customer: str; id: str; at: int; cents: int

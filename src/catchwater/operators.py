@@ -12,15 +12,15 @@ from catchwater.pipeline.operators.aggregated import (
 from catchwater.pipeline.operators.basic import Distinct, filter, flat_map, map
 from catchwater.pipeline.operators.enriched import Enriched
 from catchwater.pipeline.operators.joined import Joined
-from catchwater.pipeline.operators.pattern import Found, Pattern, begin
+from catchwater.pipeline.operators.pattern import Match, Pattern, begin
 from catchwater.pipeline.operators.windowed import Window, Windowed, session, sliding, tumbling
 
 __all__ = [
     "Aggregated",
     "Distinct",
     "Enriched",
-    "Found",
     "Joined",
+    "Match",
     "Pattern",
     "Window",
     "Windowed",

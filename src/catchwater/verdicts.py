@@ -323,13 +323,13 @@ def fresh(state: str, lag: Lag, freshness: Freshness, *, file: str) -> Verdict:
     if lag.records and lag.seconds is None:
         reason = f"{lag.records} records behind, of which the age is not known."
         return Verdict("unknown", reason, go_on)
-    told = "All input is processed"
+    sentence = "All input is processed"
     if lag.records:
         promised = spelled_s(freshness.max_staleness_s)
         by = "are promised" if freshness.is_declared else "are allowed by default"
-        told = f"{spelled_s(lag.seconds or 0.0)} behind, {promised} {by}"
+        sentence = f"{spelled_s(lag.seconds or 0.0)} behind, {promised} {by}"
     grade, why = _kept(state, lag.seconds or 0.0, freshness)
-    return Verdict(grade, f"{told}{why}.", go_on if grade != "ok" else status)
+    return Verdict(grade, f"{sentence}{why}.", go_on if grade != "ok" else status)
 
 
 def _kept(state: str, late_s: float, freshness: Freshness) -> tuple[State, str]:

@@ -140,7 +140,7 @@ KEYS: Mapping[str, str] = {
     LAGGING: "bytes a second that consumers which lag behind may fetch from storage",
 }
 ANY_OTHER = ""
-"""As a name in an `Entity`: whoever has no quota by name (Kafka's `<default>`)."""
+"""As a name in an `Entity`: all that have no quota by name (Kafka's `<default>`)."""
 BURST_S = 1.0
 """What an account may have earned in advance; and how much a reply of records may be at once."""
 MOST_MUTATIONS_S = 10.0

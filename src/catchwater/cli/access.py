@@ -96,7 +96,7 @@ def deny(
     principal: Principal, operation: Operations, kind: KindArgument, name: Name = "*",
     prefixed: Prefixed = False, host: Host = "*", file: AccessFile = _HERE,
 ) -> None:  # fmt: skip
-    """Forbid somebody something, whatever else allows it."""
+    """Forbid somebody something; no other rule can allow it."""
     _add("DENY", principal, operation, kind, name, prefixed, host, file)
 
 

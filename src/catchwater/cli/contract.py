@@ -199,29 +199,29 @@ def _show_group(
     from catchwater.recovery.group import judge
 
     seen, _ = _observed(group, bootstrap, command_config)
-    told = judge(seen, SYSTEM.now_ms(), max_restore_s)
+    contract = judge(seen, SYSTEM.now_ms(), max_restore_s)
     if as_json:
-        print_json(told)
+        print_json(contract)
     else:
-        _print_group(told)
-    leave(each.verdict for each in told.positions)
+        _print_group(contract)
+    leave(each.verdict for each in contract.positions)
 
 
-def _print_group(told: "GroupContract") -> None:
-    size = "unknown" if told.replay_bytes is None else _size(told.replay_bytes)
-    age = "unknown" if told.lag_s is None else f"{told.lag_s:.1f} s"
-    left = "for ever" if told.retention_left_s is None else f"{told.retention_left_s:.0f} s"
+def _print_group(contract: "GroupContract") -> None:
+    size = "unknown" if contract.replay_bytes is None else _size(contract.replay_bytes)
+    age = "unknown" if contract.lag_s is None else f"{contract.lag_s:.1f} s"
+    left = "for ever" if contract.retention_left_s is None else f"{contract.retention_left_s:.0f} s"
     rows = [
-        ("state", f"{told.state}, {told.protocol_type or 'no protocol'}"),
-        ("lag", f"{spaced(told.lag_records)} records, the oldest {age} old"),
+        ("state", f"{contract.state}, {contract.protocol_type or 'no protocol'}"),
+        ("lag", f"{spaced(contract.lag_records)} records, the oldest {age} old"),
         ("replay", size),
         ("input is kept", left),
     ]
-    for each in told.changelogs:
+    for each in contract.changelogs:
         held = "unknown size" if each.bytes is None else _size(each.bytes)
         policy = f"{held}, cleanup.policy {each.cleanup_policy}"
         rows.append((f"changelog {each.topic}", f"{each.partitions} partitions, {policy}"))
-    print_table(["contract", f"group {told.group}"], rows)
+    print_table(["contract", f"group {contract.group}"], rows)
     typer.echo()
     columns = ["topic", "partition", "offset", "log_start", "log_end", "lag", "verdict", "why"]
     print_table(
@@ -237,7 +237,7 @@ def _print_group(told: "GroupContract") -> None:
                 p.verdict,
                 p.why,
             )
-            for p in told.positions
+            for p in contract.positions
         ],
     )
 

@@ -195,19 +195,19 @@ def _rate(rate: dict[str, Any]) -> str:
 
 def _catching_up(status: dict[str, Any]) -> list[str]:
     """A restore that is under way: all of it, then its parts."""
-    told = status["catching_up"]
-    if told is None:
+    restore = status["catching_up"]
+    if restore is None:
         return []
-    left = "" if told["eta_s"] is None else f", {_span(told['eta_s'])} left"
-    after = f"{told['percent']:.0f} % of the input, {_span(told['since_s'])} after the start{left}"
+    left = "" if restore["eta_s"] is None else f", {_span(restore['eta_s'])} left"
+    after = f"{restore['percent']:.0f} % of the input, {_span(restore['since_s'])} after the start{left}"
     rows = [
         [each["name"], f"{each['percent']:.0f} %", each["done"], each["of"],
          "" if each["bytes_per_s"] is None else f"{each['bytes_per_s'] / 1e6:.1f}",
          "" if each["eta_s"] is None else _span(each["eta_s"])]
-        for each in (*told["shards"], *told["partitions"])
+        for each in (*restore["shards"], *restore["partitions"])
     ]  # fmt: skip
     columns = ["shard or partition", "done", "read", "of", "MB/s", "left"]
-    return [*_wrapped("catching up", f"{told['phase']}: {after}"), *_table(columns, rows)]
+    return [*_wrapped("catching up", f"{restore['phase']}: {after}"), *_table(columns, rows)]
 
 
 def _functions(status: dict[str, Any]) -> list[str]:

@@ -96,7 +96,7 @@ _ALL = (
         name="zone-loss",
         hypothesis="When all brokers of a zone die, the others go on acknowledging, and have all "
         "that was acknowledged before while that zone is away.",
-        blast_radius="A third of the brokers, and whoever is connected to them, for some seconds.",
+        blast_radius="A third of the brokers, and the clients connected to them, for some seconds.",
         run=of_log.zone_loss,
         takes="30 s",
         needs_zones=True,

@@ -298,7 +298,7 @@ def supervise(wanted: Wanted, clock: Clock = SYSTEM) -> None:
             start=lambda: DriverProcess(wanted.command, folder, clock),
             restarts=Restarts(wanted.restarts, clock.random),
             committed=lambda: last_commit(folder),
-            tell=lambda now: write_whole(_supervision_file(folder), msgspec.json.encode(now)),
+            keep=lambda now: write_whole(_supervision_file(folder), msgspec.json.encode(now)),
             spare=wanted.spare,
             stop=stop,
             clock=clock,
@@ -332,7 +332,7 @@ class Supervisor:
         start: Callable[[], Driver],
         restarts: Restarts,
         committed: Callable[[], int],
-        tell: Callable[[Supervision], None],
+        keep: Callable[[Supervision], None],
         spare: bool,
         stop: Stop,
         clock: Clock,
@@ -342,7 +342,7 @@ class Supervisor:
         self._start = start
         self._restarts = restarts
         self._committed = committed
-        self._tell = tell
+        self._keep = keep
         self._wants_spare = spare
         self._stop = stop
         self._clock = clock
@@ -465,7 +465,7 @@ class Supervisor:
         self._now = msgspec.structs.replace(
             now, state=state, since_ms=since_ms, driver=driver, spare=spare
         )
-        self._tell(self._now)
+        self._keep(self._now)
 
     def _end_all(self) -> None:
         for driver in (self._driver, self._spare):

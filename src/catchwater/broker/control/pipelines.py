@@ -1,4 +1,4 @@
-"""What running pipelines report of themselves, kept for whoever watches any broker.
+"""What running pipelines report of themselves, for all brokers to show.
 
 The last report of each lies in the catalog: one broker's memory would be silent after a restart,
 and where a load balancer sends the next question to another one.

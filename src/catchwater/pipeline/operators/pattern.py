@@ -34,7 +34,7 @@ from catchwater.pipeline.functions.spec import (
 )
 from catchwater.pipeline.operators.basic import bound_to, lasting, wake
 
-Condition = Callable[[Any, "Found[Any]"], bool]
+Condition = Callable[[Any, "Match[Any]"], bool]
 """Whether an event will do, given what was found before it: `lambda e, found: e.amount < 1`."""
 
 
@@ -94,7 +94,7 @@ def begin(name: str, condition: Condition) -> Steps:
     return Steps((Step(name, condition),))
 
 
-class Found(Generic[EventT]):
+class Match(Generic[EventT]):
     """The events of a match, or of what there is of it so far, by step."""
 
     def __init__(self, steps: Sequence[Step], events: list[tuple[int, EventT]]) -> None:
@@ -147,10 +147,10 @@ class Pattern(Keyed[EventT, Any, OutT], Generic[EventT, OutT]):
     _spec: ClassVar[FunctionSpec]
 
     @abstractmethod
-    def match(self, found: Found[EventT], ctx: Context) -> Out[OutT]:
+    def match(self, found: Match[EventT], ctx: Context) -> Out[OutT]:
         """All steps were found."""
 
-    def timed_out(self, found: Found[EventT], ctx: Context) -> Out[OutT]:
+    def timed_out(self, found: Match[EventT], ctx: Context) -> Out[OutT]:
         """The time is over, and only these were found: at least the first event."""
         return ()
 
@@ -165,7 +165,7 @@ class Pattern(Keyed[EventT, Any, OutT], Generic[EventT, OutT]):
         for partial in offered:
             if partial.step == len(self._steps):
                 s.partials = []
-                return self.match(Found(self._steps, partial.events), ctx)
+                return self.match(Match(self._steps, partial.events), ctx)
         s.partials = offered
         return ()
 
@@ -179,7 +179,7 @@ class Pattern(Keyed[EventT, Any, OutT], Generic[EventT, OutT]):
                 s.partials.append(partial)
                 wake(s, partial.started + self._within_ms, ctx)
             else:
-                outputs.extend(self.timed_out(Found(self._steps, partial.events), ctx) or ())
+                outputs.extend(self.timed_out(Match(self._steps, partial.events), ctx) or ())
         return outputs
 
     def _offer(self, partial: Partial[EventT], e: EventT, at: int) -> bool:
@@ -187,7 +187,7 @@ class Pattern(Keyed[EventT, Any, OutT], Generic[EventT, OutT]):
         if at >= partial.started + self._within_ms:
             return True
         step = self._steps[partial.step]
-        found = Found(self._steps, partial.events)
+        found = Match(self._steps, partial.events)
         if any(condition(e, found) for condition in step.unless):
             return False
         if not step.condition(e, found):

@@ -330,7 +330,7 @@ def run_query(
 
     `follow` is given the epochs that were committed, instead of the log. Raises what failed it.
     """
-    config, tell = pipeline.config, follow or _log_epochs
+    config, report = pipeline.config, follow or _log_epochs
     if session.has_executors(spark):
         pipeline.codes = [code.travelling() for code in pipeline.codes]
     remote.publish(config.checkpoint)
@@ -356,7 +356,7 @@ def run_query(
         if beside is not None:
             beside()
         done = upkeep.look() if handover.take_over(config.checkpoint) else []
-        tell(pipeline, done)
+        report(pipeline, done)
         if done:
             metrics.take_all(done, upkeep.newest)
             if spans is not None:
@@ -376,7 +376,7 @@ def run_query(
         last = upkeep.look(at_once=True) if handover.take_over(config.checkpoint) else []
         if spans is not None:
             spans.take_all(last)
-    tell(pipeline, last)
+    report(pipeline, last)
     if failure is not None and not stop.requested:
         raise writer.failure or cause(failure, traces)
     if handover.fenced_by(config.checkpoint) is not None:

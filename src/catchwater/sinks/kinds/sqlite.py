@@ -74,7 +74,7 @@ class SqliteTransaction:
         """Nothing to do: a writing transaction of SQLite is alone."""
 
     def seize(self, name: str) -> None:
-        """Nothing to do: whoever holds the file was waited for."""
+        """Nothing to do: taking the lock of the file has waited for its holder."""
 
 
 class SqliteDatabase:

@@ -7,7 +7,7 @@ from catchwater import Context, Out, function
 from catchwater.operators import (
     Distinct,
     Enriched,
-    Found,
+    Match,
     Joined,
     Pattern,
     Window,
@@ -107,10 +107,10 @@ def is_(text: str) -> Any:
 class Words(Pattern[Letter, Word]):
     within = "10s"
 
-    def match(self, found: Found[Letter], ctx: Context) -> Out[Word]:
+    def match(self, found: Match[Letter], ctx: Context) -> Out[Word]:
         yield Word(ctx.key, "".join(e.text for e in found), True)
 
-    def timed_out(self, found: Found[Letter], ctx: Context) -> Out[Word]:
+    def timed_out(self, found: Match[Letter], ctx: Context) -> Out[Word]:
         yield Word(ctx.key, "".join(e.text for e in found), False)
 
 

@@ -10,7 +10,7 @@ from tests.unit.pipeline.operators.shop import KEYED, AThenB, Letter, Word, Word
 from tests.unit.pipeline.operators.streams import SEEDS, is_empty, play, shuffled
 
 from catchwater import Context, Out, function
-from catchwater.operators import Found, Pattern, begin
+from catchwater.operators import Match, Pattern, begin
 from catchwater.pipeline.functions.declare import DeclarationError
 from catchwater.testing import Harness
 
@@ -124,7 +124,7 @@ def test_matches_are_those_of_a_regular_expression(shape: str) -> None:
         steps = SHAPES[shape]
         within = "1d"
 
-        def match(self, found: Found[Letter], ctx: Context) -> Out[str]:
+        def match(self, found: Match[Letter], ctx: Context) -> Out[str]:
             events = list(found)
             return [f"{events[0].id} {events[-1].id}"]
 
@@ -181,5 +181,5 @@ def test_types_and_time_must_be_given() -> None:
         class Endless(Pattern[Letter, Word]):
             steps = a_then_b
 
-            def match(self, found: Found[Letter], ctx: Context) -> Out[Word]:
+            def match(self, found: Match[Letter], ctx: Context) -> Out[Word]:
                 return ()

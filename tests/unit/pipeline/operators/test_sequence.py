@@ -2,7 +2,7 @@
 
 import pytest
 
-from catchwater.pipeline.operators.pattern import Found, begin
+from catchwater.pipeline.operators.pattern import Match, begin
 
 
 def always(e: object, found: object) -> bool:
@@ -22,7 +22,7 @@ def test_steps_follow_each_other_as_they_were_said() -> None:
 
 def test_the_events_of_a_step_are_found_by_its_name() -> None:
     steps = begin("a", always).then("b", always).times(2).then("c", always).steps
-    found = Found(steps, [(0, "x"), (1, "y"), (1, "z")])
+    found = Match(steps, [(0, "x"), (1, "y"), (1, "z")])
     assert (found["a"], found["b"], found.all("b"), list(found)) == (
         "x",
         "z",

@@ -71,13 +71,13 @@ class Actor:
 
 @dataclass
 class Stage:
-    """All the drivers of one test, and what the supervisor told."""
+    """All the drivers of one test, and what the supervisor kept of itself."""
 
     plays: Iterator[Play]
     clock: ManualClock = field(default_factory=ManualClock)
     committed: int = -1
     actors: list[Actor] = field(default_factory=list)
-    told: list[Supervision] = field(default_factory=list)
+    kept: list[Supervision] = field(default_factory=list)
     stop: Stop = field(default_factory=Stop)
 
     def start(self) -> Actor:
@@ -91,7 +91,7 @@ class Stage:
             start=self.start,
             restarts=Restarts(limit, Random(1)),
             committed=lambda: self.committed,
-            tell=self.told.append,
+            keep=self.kept.append,
             spare=spare,
             stop=self.stop,
             clock=self.clock,
@@ -116,7 +116,7 @@ def stage(*plays: Play) -> Stage:
 def test_a_pipeline_that_ends_by_itself_is_left_alone():
     play = stage(Play(5, DONE, epochs=3))
     play.supervisor().run()
-    assert [told.state for told in play.told] == ["running", "ended"]
+    assert [each.state for each in play.kept] == ["running", "ended"]
     assert all(actor.gone for actor in play.actors)
 
 
@@ -124,7 +124,7 @@ def test_a_killed_driver_is_started_again_at_once():
     play = stage(Play(5, KILLED, epochs=3), Play(5, DONE))
     play.supervisor().run()
     assert play.went[1] == pytest.approx(5, abs=0.2)
-    last = play.told[-1]
+    last = play.kept[-1]
     assert (last.restarts, last.last_cause) == (1, "The driver was ended by SIGKILL (signal 9).")
 
 
@@ -159,7 +159,7 @@ def test_a_failure_is_dated_when_it_was_noticed_not_when_the_rest_was_gone():
     play = Slow(iter([Play(5, KILLED, epochs=3), Play(5, DONE)]))
     play.noticed_ms = []
     play.supervisor().run()
-    assert play.told[-1].last_failed_ms == play.noticed_ms[0]
+    assert play.kept[-1].last_failed_ms == play.noticed_ms[0]
 
 
 def test_failures_without_an_epoch_between_are_spaced():
@@ -168,7 +168,7 @@ def test_failures_without_an_epoch_between_are_spaced():
     gaps = [b - a - 1 for a, b in pairwise(play.went)]
     for gap, declared in zip(gaps, (0, 1, 2, 4), strict=True):
         assert gap == pytest.approx(declared, rel=0.2, abs=0.15)
-    assert "waiting" in [told.state for told in play.told]
+    assert "waiting" in [each.state for each in play.kept]
 
 
 def test_too_many_failures_end_it_with_the_cause():
@@ -176,7 +176,7 @@ def test_too_many_failures_end_it_with_the_cause():
     with pytest.raises(GivenUp, match="after 3 failures within an hour; the last: The log") as told:
         play.supervisor(limit=2).run()
     assert (told.value.exit_code, told.value.hint) == (1, "Find it.")
-    assert play.told[-1].state == "given up"
+    assert play.kept[-1].state == "given up"
 
 
 @pytest.mark.parametrize("code", [2, 5])
@@ -212,7 +212,7 @@ def test_a_stop_reaches_driver_and_spare():
     play.supervisor(spare=True).run()
     driver, spare = play.actors
     assert (driver.asked, driver.gone, spare.gone) == (True, True, True)
-    assert play.told[-1].state == "stopped"
+    assert play.kept[-1].state == "stopped"
 
 
 def test_a_driver_that_does_not_stop_is_killed():
@@ -230,7 +230,7 @@ def test_a_stop_while_it_waits_starts_nothing_more():
     asked_after(play, 17)
     with pytest.raises(GivenUp, match="stopped after it had failed: No route"):
         play.supervisor().run()
-    assert play.told[-1].state == "stopped"
+    assert play.kept[-1].state == "stopped"
 
 
 def test_a_spare_takes_over_and_gets_a_successor():
@@ -240,7 +240,7 @@ def test_a_spare_takes_over_and_gets_a_successor():
     assert play.went == [0, pytest.approx(10, abs=0.2)]
     assert third.went_s is None
     assert third.gone
-    assert [(told.driver, told.spare) for told in play.told[:4]] == [
+    assert [(told.driver, told.spare) for told in play.kept[:4]] == [
         (first.pid, None), (first.pid, second.pid), (second.pid, None), (second.pid, third.pid),
     ]  # fmt: skip
 
@@ -249,7 +249,7 @@ def test_no_spare_is_started_before_the_driver_has_got_on():
     play = stage(Play(10, KILLED), Play(10, DONE))
     play.supervisor(spare=True).run()
     assert len(play.actors) == 2
-    assert not any(told.spare for told in play.told)
+    assert not any(told.spare for told in play.kept)
 
 
 def test_a_spare_that_dies_is_replaced_after_a_while():
@@ -265,7 +265,7 @@ def test_a_spare_that_dies_is_replaced_after_a_while():
     play.start = start_dying  # type: ignore[method-assign]
     play.supervisor(spare=True).run()
     assert len(play.actors) == 3
-    assert play.told[-1].restarts == 0
+    assert play.kept[-1].restarts == 0
 
 
 def test_what_it_told_can_be_read_by_others(tmp_path: Path):
