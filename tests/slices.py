@@ -82,7 +82,7 @@ SLICES: dict[str, Slice] = {
             ),
         )
     ),
-    "slow-sink-away": Slice((_slow(*_e2e("slow_sink")),)),
+    "slow-sink-away": Slice((_slow(*_e2e("slow_sink", "late")),)),
     "slow-examples": Slice(
         (_slow("examples", *_e2e("examples", "demo", "dev", "backfill", "history_corpus")),)
     ),

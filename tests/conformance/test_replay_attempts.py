@@ -69,6 +69,7 @@ def move(task: bytes, broker) -> None:
     broker.settings["catchwater.pack.interval.ms"] = "50"
     broker.settings["catchwater.pack.min.bytes"] = "1"
     broker.settings["catchwater.pack.backlog.bytes"] = "1"
+    broker.settings["catchwater.retention.interval.ms"] = "50"
     broker.restart()
     _, (partition,) = pickle.loads(task)
     planned = Path(urlsplit(partition.task.slices[0].range.url).path)

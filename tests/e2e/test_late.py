@@ -143,7 +143,7 @@ def run_dying(pipeline: in_session.Pipeline, deaths: set[int]) -> None:
                 raise
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_table_of_sessions_is_that_of_a_plain_loop(
     seed: int, make_broker: Callable[..., Any], tmp_path: Path
 ) -> None:

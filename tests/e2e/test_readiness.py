@@ -20,6 +20,7 @@ from tests.e2e.tally import order
 from tests.e2e.test_ways_back import Life
 
 from catchwater.cli import readiness
+from catchwater.pipeline.opened import OpenPipeline
 from catchwater.replay.control import Control
 from catchwater.wire.client import Client
 
@@ -184,6 +185,7 @@ def test_where_the_log_is_away_nothing_of_it_is_good(
     life: Life, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(readiness, "ASK_S", 1.0)
+    monkeypatch.setitem(OpenPipeline.__init__.__kwdefaults__, "timeout_s", 1.0)
     life.broker.stop()
     try:
         found = weaknesses(life)

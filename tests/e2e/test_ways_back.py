@@ -21,12 +21,13 @@ from typer.testing import CliRunner
 
 from catchwater.cli import app
 from catchwater.config import CatchwaterError
+from catchwater.pipeline.opened import OpenPipeline
 from catchwater.pipeline.run import config, versions
+from catchwater.pipeline.run import run as runs
 from catchwater.pipeline.run.versions import Identity
 from catchwater.recovery import checkpoint
 from catchwater.recovery.intact import look
 from catchwater.recovery.ledger import Ledger, read_offset
-from catchwater.replay import subscription
 from catchwater.wire.client import Client
 
 pytestmark = pytest.mark.timeout(1800)
@@ -220,8 +221,8 @@ def test_a_way_back_without_a_broker_changes_nothing_and_is_gone_with_one(
     life: Life, way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither the command nor the start after it; what they say names the broker."""
-    monkeypatch.setattr(subscription, "TIMEOUT_S", 1.0)
-    monkeypatch.setattr("catchwater.pipeline.run.run.TIMEOUT_S", 1.0)  # its own name for it
+    monkeypatch.setattr(runs, "TIMEOUT_S", 1.0)
+    monkeypatch.setitem(OpenPipeline.__init__.__kwdefaults__, "timeout_s", 1.0)
     name = life.save()
     life.broker.stop()
     before = life.files()
