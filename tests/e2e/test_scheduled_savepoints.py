@@ -12,7 +12,7 @@ from catchwater.config import CatchwaterError
 from catchwater.objects.base import StoreUnavailable
 from catchwater.pipeline.opened import OpenPipeline
 from catchwater.pipeline.run import config
-from catchwater.pipeline.run.schedule import LOOK_S, Schedule
+from catchwater.pipeline.run.background import NO_EPOCH_S, Schedule
 
 HOUR_MS = 3_600_000
 
@@ -46,7 +46,7 @@ def test_savepoints_come_and_go_on_a_schedule(opened: OpenPipeline) -> None:
     assert schedule.turn() == HOUR_MS / 1000
     (first,) = {*shelf.names()} - {"by-hand"}
     clock.advance(2 * HOUR_MS)
-    assert schedule.turn() == LOOK_S, "there is no new epoch"
+    assert schedule.turn() == NO_EPOCH_S, "there is no new epoch"
     assert pinned(opened) == {"by-hand", first}
 
     # It is due by what is there, whoever took that.

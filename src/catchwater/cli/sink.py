@@ -160,7 +160,7 @@ def moved(
 def _keep(opened: _Opened, reports: "Mapping[str, Report]") -> None:
     """Let the pipeline's status tell it, too."""
     from catchwater.clock import SYSTEM
-    from catchwater.pipeline.run.reporting import summed_up
+    from catchwater.pipeline.run.background import summed_up
     from catchwater.recovery import compared
 
     found = [

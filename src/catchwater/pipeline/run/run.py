@@ -37,12 +37,11 @@ from catchwater.pipeline.functions.spec import FunctionSpec, Poison
 from catchwater.pipeline.opened import OpenPipeline, check_fit, check_sinks, source_of, values_of
 from catchwater.pipeline.rows import from_arrow, to_arrow
 from catchwater.pipeline.run import versions
+from catchwater.pipeline.run.background import beside_the_query
 from catchwater.pipeline.run.config import AVAILABLE_NOW, CONTINUOUS, DEAD_LETTER, PipelineConfig
 from catchwater.pipeline.run.driver import Stop, take_report
 from catchwater.pipeline.run.following import following
 from catchwater.pipeline.run.metrics import PipelineMetrics
-from catchwater.pipeline.run.reporting import Reporter
-from catchwater.pipeline.run.schedule import scheduled
 from catchwater.pipeline.run.traces import EpochTraces
 from catchwater.pipeline.run.versions import bind, publish
 from catchwater.pipeline.shard_epoch import Stage, run_stage
@@ -358,7 +357,8 @@ def run_query(
         done = upkeep.look() if handover.take_over(config.checkpoint) else []
         report(pipeline, done)
         if done:
-            metrics.take_all(done, upkeep.newest)
+            if metrics is not None:
+                metrics.take_all(done, upkeep.newest)
             if spans is not None:
                 spans.take_all(done)
             reporter.committed()
@@ -367,9 +367,8 @@ def run_query(
     # Run it, then do the upkeep of the last epochs, and raise why it failed or hand over.
     with traced(pipeline, clock) as spans:
         with (
-            scheduled(pipeline, clock),
-            metrics_of(pipeline) as metrics,
-            reported(pipeline, metrics, clock) as reporter,
+            served_metrics(pipeline) as metrics,
+            beside_the_query(pipeline, metrics.observe if metrics else None, clock) as reporter,
         ):
             failure = run_to_end(lambda: start_query(spark, pipeline, chain, writer), look)
             reporter.last_state = "failed" if failure and not stop.requested else "stopped"
@@ -387,13 +386,14 @@ def run_query(
 
 
 @contextmanager
-def metrics_of(pipeline: OpenPipeline) -> Iterator[PipelineMetrics]:
-    """Collect metrics while the block runs; serve them if the file names an address."""
-    metrics = PipelineMetrics(pipeline.name, [spec.name for spec in pipeline.specs])
-    if pipeline.config.metrics is None:
-        yield metrics
+def served_metrics(pipeline: OpenPipeline) -> Iterator[PipelineMetrics | None]:
+    """Collect metrics and serve them meanwhile, if the file names an address; else None."""
+    address = pipeline.config.metrics
+    if address is None:
+        yield None
         return
-    with metrics.served(pipeline.config.metrics):
+    metrics = PipelineMetrics(pipeline.name, [spec.name for spec in pipeline.specs])
+    with metrics.served(address):
         yield metrics
 
 
@@ -411,17 +411,6 @@ def traced(pipeline: OpenPipeline, clock: Clock) -> Iterator[EpochTraces | None]
         yield spans
     finally:
         spans.close()
-
-
-@contextmanager
-def reported(pipeline: OpenPipeline, metrics: PipelineMetrics, clock: Clock) -> Iterator[Reporter]:
-    """The pipeline is seen, by its brokers and by Prometheus, for as long as this lasts."""
-    reporter = Reporter(pipeline, clock, metrics.observe)
-    reporter.start()
-    try:
-        yield reporter
-    finally:
-        reporter.stop()
 
 
 def run_to_end(start: Callable[[], "StreamingQuery"], look: Callable[[], bool]) -> str | None:

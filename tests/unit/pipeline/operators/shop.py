@@ -7,8 +7,8 @@ from catchwater import Context, Out, function
 from catchwater.operators import (
     Distinct,
     Enriched,
-    Match,
     Joined,
+    Match,
     Pattern,
     Window,
     Windowed,

@@ -1,19 +1,27 @@
-"""What a running pipeline says of itself, whatever it is doing: to its broker and to Prometheus.
+"""What a driver does beside its query, each in a thread of its own: report, compare, save.
 
-Two threads beside the query, so that a query that is stuck is seen to be. One finds out the
-pipeline's status (`pipeline.status`) every few seconds and soon after each commit, moves the gauges
-and reports to the log's control API; a log without one, as another Kafka is, is not reported to.
-The other compares the newest rows of every sink with what was put out, for one percent of its time.
+- Find out the pipeline's status (`pipeline.status`) every few seconds and soon after each commit,
+  move the gauges, and report to the log's control API, so that a query that is stuck is seen to be.
+  A log without that API, as another Kafka is, is not reported to.
+- Compare the newest rows of every sink with what was put out, for one percent of the time.
+- Take savepoints on a schedule (`[recovery] savepoint_every`), the newest `savepoint_keep` of them,
+  into the file's place for savepoints. They are named `<pipeline>-at-<UTC time>`; those of that
+  form are its own, and no others are ever deleted. When the next one is due their names say, so a
+  start does not begin anew. A stop cuts off one that is under way; what that leaves, or a process
+  that died, is no savepoint, and goes with the next turn: objects without a `savepoint.json`, a pin
+  without a savepoint.
 
-Neither ever fails the pipeline: what keeps a report from being made or taken is logged when it
-begins, and tried again.
+None of them ever fails the pipeline: what could not be done is logged when that begins, and tried
+again.
 """
 
 import logging
+import re
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -24,9 +32,11 @@ from catchwater.config import CatchwaterError
 from catchwater.pipeline.opened import OpenPipeline
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.status import LogWatch, status_of
-from catchwater.recovery import checkpoint, compared, handover
+from catchwater.recovery import checkpoint, compared, handover, remote
+from catchwater.recovery.folder import key_part
 from catchwater.recovery.intact import Look, look
 from catchwater.recovery.ledger import FOLDER
+from catchwater.recovery.savepoint.store import Shelf
 from catchwater.sinks import reconcile
 from catchwater.sinks.base import Sink
 from catchwater.sinks.config import SinkConfig, open_sink
@@ -38,8 +48,6 @@ SOONEST_S = 2.0
 """Reports are that far apart at least: short epochs are reported together."""
 _AGAIN_S = 0.3
 """After so long a checkpoint that looked damaged is looked at again: epochs come and go."""
-_TELL_S = 2.0
-"""How long the control API is asked for each report."""
 _REFUSED_S = 60.0
 """After a refusal the next report waits so long."""
 _EPOCHS = 20
@@ -55,6 +63,48 @@ COMPARE_SHARE = 0.01
 COMPARE_ROWS = 100_000
 """Rows of a sink that are compared, of its newest epochs: about 30 MB."""
 
+SAVE_AGAIN_S = 60.0
+"""How soon what failed is tried again, if it is not due before."""
+SAVE_STOP_S = 10.0
+"""For so long a stop waits for the object under way; the process may end without."""
+NO_EPOCH_S = 5.0
+"""How soon to look again where there is no epoch to save."""
+_TIME = "%Y%m%dT%H%M%SZ"
+
+
+@contextmanager
+def beside_the_query(
+    pipeline: OpenPipeline, observe: Callable[[PipelineStatus], None] | None, clock: Clock
+) -> Iterator["Reporter"]:
+    """Report, compare and save while this lasts; `observe` is given every status."""
+    reporter = Reporter(pipeline, clock, observe)
+    with _scheduled(pipeline, clock):
+        reporter.start()
+        try:
+            yield reporter
+        finally:
+            reporter.stop()
+
+
+@contextmanager
+def _scheduled(pipeline: OpenPipeline, clock: Clock) -> Iterator[None]:
+    """Take savepoints while this lasts, where the file asks for them."""
+    config = pipeline.config
+    if config.savepoint_every_ms is None or config.until is not None:  # a backfill's is no pipeline
+        yield
+        return
+    # Of its own, for the thread asks the log beside the pipeline.
+    own = OpenPipeline(config, pipeline.specs, clock=clock, timeout_s=pipeline.timeout_s)
+    own.name = pipeline.name
+    schedule = Schedule(own, config.savepoint_every_ms, config.savepoint_keep, clock)
+    thread = threading.Thread(target=schedule.run, name="savepoints", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        schedule.stop()
+        thread.join(SAVE_STOP_S)
+
 
 class Reporter:
     """Reports a pipeline from `start` to `stop`."""
@@ -63,7 +113,7 @@ class Reporter:
         self,
         pipeline: OpenPipeline,
         clock: Clock,
-        observe: Callable[[PipelineStatus], None] = lambda status: None,
+        observe: Callable[[PipelineStatus], None] | None = None,
     ) -> None:
         """`observe` is given every status, as is the broker."""
         self.last_state = "failed"
@@ -112,11 +162,12 @@ class Reporter:
             self._wake.clear()
 
     def _once(self, state: str | None = None) -> None:
-        """Find out, show and tell; never raises what can happen outside of this program."""
+        """Find out, show and report; never raises what can happen outside of this program."""
         try:
             status = self._status(state)
-            self._observe(status)
-            self._tell(status)
+            if self._observe is not None:
+                self._observe(status)
+            self._report_to_log(status)
         except (CatchwaterError, OSError) as error:
             if self._trouble != str(error):
                 self._trouble = str(error)
@@ -131,7 +182,7 @@ class Reporter:
             self._found, self._marks = steady_look(config, self._clock), marks
         return status_of(config, self._found, self._clock, self._log, state)
 
-    def _tell(self, status: PipelineStatus) -> None:
+    def _report_to_log(self, status: PipelineStatus) -> None:
         """Of two drivers of a pipeline, as in a warm upgrade, the one that leads reports."""
         folder = self._pipeline.config.checkpoint
         if handover.is_shadow(folder, checkpoint.last_commit(folder) + 1):
@@ -243,3 +294,95 @@ def summed_up(name: str, report: reconcile.Report, now_ms: int, *, exactly_once:
         last_epoch=report.last,
         exactly_once=exactly_once,
     )
+
+
+# Savepoints on a schedule.
+
+
+class _Stopped(CatchwaterError):
+    """The pipeline stops, so its savepoint is not finished."""
+
+
+class Schedule:
+    """The scheduled savepoints of one pipeline."""
+
+    def __init__(self, pipeline: OpenPipeline, every_ms: int, keep: int, clock: Clock) -> None:
+        self._pipeline = pipeline
+        self._every_ms = every_ms
+        self._keep = keep
+        self._clock = clock
+        self._prefix = f"{key_part(pipeline.name).lstrip('_-')}-at-"
+        self._stopped = threading.Event()
+        self._saved = -1
+        """The epoch that was last saved here."""
+
+    def run(self) -> None:
+        """Take them until `stop`."""
+        wait_s = 0.0
+        while not self._stopped.wait(wait_s):
+            try:
+                wait_s = self.turn()
+            except _Stopped:
+                return
+            except CatchwaterError as error:
+                wait_s = min(SAVE_AGAIN_S, self._every_ms / 1000)
+                _log.warning(
+                    "No savepoint was taken, it is tried again in %.0f s: %s", wait_s, error
+                )
+
+    def stop(self) -> None:
+        """Take no more of them, and cut off one that is under way."""
+        self._stopped.set()
+
+    def turn(self) -> float:
+        """Take one if it is due, and delete those beyond `keep`; after how long to look again."""
+        folder = self._pipeline.config.checkpoint
+        epoch = checkpoint.last_commit(folder)
+        if epoch < 0 or epoch == self._saved or handover.is_shadow(folder, epoch):
+            return min(NO_EPOCH_S, self._every_ms / 1000)
+        shelf = self._pipeline.shelf()
+        taken = self._tidied(shelf)
+        now_ms = self._clock.now_ms()
+        # One from the future says that a clock was wrong; it counts as taken now.
+        newest_ms = min(now_ms, max((self._taken_ms(name) for name in taken), default=0))
+        if (left_ms := newest_ms + self._every_ms - now_ms) > 0:
+            return left_ms / 1000
+        name = f"{self._prefix}{datetime.fromtimestamp(now_ms / 1000, UTC):{_TIME}}"
+        made = self._pipeline.save(name, epoch, shelf, self._progress)
+        self._saved = made.epoch
+        _log.info("Savepoint %s: epoch %d, %d bytes.", name, made.epoch, made.size_bytes)
+        for old in sorted([*taken, name])[: -self._keep]:
+            self._delete(shelf, old)
+        return self._every_ms / 1000
+
+    def _tidied(self, shelf: Shelf) -> list[str]:
+        """Those there are; what is left of others is deleted."""
+        found = {name: whole for name, whole in shelf.found().items() if self._is_ours(name)}
+        for name, whole in found.items():
+            if not whole:
+                self._delete(shelf, name)
+        taken = [name for name, whole in found.items() if whole]
+        control = self._pipeline.with_log().control
+        pinned = self._pipeline.pin_id("")
+        for pin in control.pins() if control else ():
+            name = str(pin["id"]).removeprefix(pinned)
+            if name != pin["id"] and self._is_ours(name) and name not in taken:
+                self._pipeline.release(str(pin["id"]))
+        return taken
+
+    def _delete(self, shelf: Shelf, name: str) -> None:
+        # A driver that stood still must not take what its successor is about to copy.
+        remote.hold(self._pipeline.config.checkpoint)
+        shelf.delete(name)
+        self._pipeline.release(self._pipeline.pin_id(name))
+
+    def _is_ours(self, name: str) -> bool:
+        return bool(re.fullmatch(re.escape(self._prefix) + r"\d{8}T\d{6}Z", name))
+
+    def _taken_ms(self, name: str) -> int:
+        at = datetime.strptime(name.removeprefix(self._prefix), _TIME).replace(tzinfo=UTC)
+        return int(at.timestamp() * 1000)
+
+    def _progress(self, done: int, of: int) -> None:
+        if self._stopped.is_set():
+            raise _Stopped(f"The pipeline stops; {done} of {of} objects were copied.")

@@ -10,9 +10,9 @@ from typing import Any, cast
 import pytest
 
 from catchwater.clock import SYSTEM
-from catchwater.pipeline.run import reporting
+from catchwater.pipeline.run import background
+from catchwater.pipeline.run.background import Reporter, compare
 from catchwater.pipeline.run.config import PipelineConfig
-from catchwater.pipeline.run.reporting import Reporter, compare
 from catchwater.pipeline.status import Asked
 from catchwater.replay.control import ControlRefused
 from catchwater.sinks.base import RowId, SinkUnavailable
@@ -51,9 +51,9 @@ class LogWatch:
 
 @pytest.fixture
 def pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(reporting, "LogWatch", LogWatch)
-    monkeypatch.setattr(reporting, "SOONEST_S", 0.01)
-    monkeypatch.setattr(reporting, "REPORT_S", 0.02)
+    monkeypatch.setattr(background, "LogWatch", LogWatch)
+    monkeypatch.setattr(background, "SOONEST_S", 0.01)
+    monkeypatch.setattr(background, "REPORT_S", 0.02)
     config = PipelineConfig(
         functions=("m:F",), checkpoint=tmp_path / "checkpoint", sinks={}, source={},
         name="cards", file="/x/cards.toml",
@@ -172,7 +172,7 @@ def test_the_sink_that_is_compared_claims_nothing(
 
     verify, _ = sink(Report(0, 5, 10, ()))
     monkeypatch.setattr("catchwater.sinks.reconcile.verify", verify)
-    monkeypatch.setattr(reporting, "open_sink", open_sink)
+    monkeypatch.setattr(background, "open_sink", open_sink)
     config = SimpleNamespace(every_sink={"rows": rows})
     made = SimpleNamespace(config=config, context_of=lambda config: context)
     reporter = Reporter(pipeline, SYSTEM)
