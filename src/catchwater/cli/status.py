@@ -199,7 +199,8 @@ def _catching_up(status: dict[str, Any]) -> list[str]:
     if restore is None:
         return []
     left = "" if restore["eta_s"] is None else f", {_span(restore['eta_s'])} left"
-    after = f"{restore['percent']:.0f} % of the input, {_span(restore['since_s'])} after the start{left}"
+    input_ = f"{restore['percent']:.0f} % of the input"
+    after = f"{input_}, {_span(restore['since_s'])} after the start{left}"
     rows = [
         [each["name"], f"{each['percent']:.0f} %", each["done"], each["of"],
          "" if each["bytes_per_s"] is None else f"{each['bytes_per_s'] / 1e6:.1f}",
