@@ -357,10 +357,7 @@ def run_query(
         done = upkeep.look() if handover.take_over(config.checkpoint) else []
         report(pipeline, done)
         if done:
-            if metrics is not None:
-                metrics.take_all(done, upkeep.newest)
-            if spans is not None:
-                spans.take_all(done)
+            _show(done, upkeep.newest, metrics, spans)
             reporter.committed()
         return not stop.requested and not _is_ready_to_hand_over(config.checkpoint)
 
@@ -395,6 +392,19 @@ def served_metrics(pipeline: OpenPipeline) -> Iterator[PipelineMetrics | None]:
     metrics = PipelineMetrics(pipeline.name, [spec.name for spec in pipeline.specs])
     with metrics.served(address):
         yield metrics
+
+
+def _show(
+    done: Sequence[EpochEntry],
+    newest: contract.Contract | None,
+    metrics: PipelineMetrics | None,
+    spans: EpochTraces | None,
+) -> None:
+    """Show epochs that were committed where that was asked for."""
+    if metrics is not None:
+        metrics.take_all(done, newest)
+    if spans is not None:
+        spans.take_all(done)
 
 
 @contextmanager

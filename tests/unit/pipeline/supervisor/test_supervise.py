@@ -281,9 +281,9 @@ def test_a_driver_that_does_not_get_on_with_an_epoch_is_ended_and_followed_by_an
     watch = EpochWatch(120, lambda: 7 if stage.committed < 0 else -1, stage.clock)
     stage.supervisor(watch=watch).run()
     assert stage.actors[0].gone and 120 <= stage.went[1] <= 125
-    told = stage.told[-1]
-    assert (told.state, told.restarts) == ("ended", 1)
-    assert told.last_cause == (
+    last = stage.kept[-1]
+    assert (last.state, last.restarts) == ("ended", 1)
+    assert last.last_cause == (
         "Epoch 7 was not done within 2 min (epoch_timeout), so its driver was ended."
     )
 
