@@ -56,13 +56,18 @@ SLICES: dict[str, Slice] = {
     "slow-log": Slice((_slow("tests/unit", "tests/conformance/test_[a-j]*.py"),)),
     "slow-sinks": Slice((_slow("tests/conformance/test_[k-z]*.py"),)),
     "slow-clients": Slice((_slow("tests/conformance/clients"),), _JDK),
-    "slow-kafkas": Slice((_slow(*_e2e("old_kafkas", "secured_pipeline", "markers")),)),
+    "slow-kafkas": Slice(
+        (_slow(*_e2e("old_kafkas", "mixed_versions", "secured_pipeline", "markers")),)
+    ),
     "cluster": Slice((_slow(*_e2e("hosts", "cluster")),), ("ip:iproute2",)),
     "slow-operators": Slice((_slow(*_e2e("operators")),)),
     "slow-operator-lives": Slice((_slow(*_e2e("operator_lives")),)),
     "slow-states": Slice((_slow(*_e2e("large_state", "peak", "state_faults")),)),
     "slow-lives": Slice(
-        (_slow(*_e2e("sink_lives", "ways_back", "rebuild_steps", "readiness", "explained")),)
+        (
+            _slow(*_e2e("sink_lives", "ways_back", "rebuild_steps", "rebuild_store")),
+            _slow(*_e2e("reset", "region_lost", "readiness", "explained")),
+        )
     ),
     "slow-watched": Slice(
         (_slow("tests/browser", *_e2e("status", "typed_events")),), ("chromium:chromium",)

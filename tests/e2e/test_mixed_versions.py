@@ -20,7 +20,7 @@ from tests.e2e.test_many_brokers import PATIENCE_S, Load, create, read_all
 
 from catchwater.catalog.db import migrations
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 ARCHIVES = sorted((Path(__file__).parent.parent / "golden" / "code").glob("*.tar.xz"))
 OLD, NEW = 1, 2

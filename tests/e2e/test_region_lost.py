@@ -7,6 +7,7 @@ pipeline runs without Spark, whose part is none here.
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ from catchwater.recovery.contract import LogBehind
 from catchwater.sinks.base import SinkAhead
 from catchwater.wire.client import Client
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 SAVED, COPIED, LOST = 40, 60, 70
 """Orders in each partition at the savepoint, in the copy of the store, and when it happens."""
@@ -106,6 +107,9 @@ def test_the_other_region_goes_on_from_its_copy(
     west.mkdir()
     tables = Tables(tmp_path / "rows.db")
     lose(make_broker(settings(east)), east, west, tables)
+    # The other region's processes have never seen what lay in the lost one.
+    sys.modules.pop("orders_seen")
+    sys.path[:] = [each for each in sys.path if each != str(east)]
 
     # The catalog is made of the copy, and says what it found.
     made = command("log", "rebuild", "--to", str(west / "data"), "--from", str(west / "objects"),
@@ -118,8 +122,9 @@ def test_the_other_region_goes_on_from_its_copy(
     there = make_broker(settings(west))
     assert produced(there.bootstrap) == COPIED
     found = [json.loads(value) for _, value in in_session.read(there.bootstrap, TOPIC)]
-    expected = [order(partition, n) for partition in range(PARTITIONS) for n in range(COPIED)]
-    assert found == expected
+    for partition in range(PARTITIONS):
+        own = [each for each in found if each["card"].startswith(f"card-{partition}-")]
+        assert own == [order(partition, n) for n in range(COPIED)]
 
     # A checkpoint that has read more than the log has is refused, and so is a new one: the sink
     # knows of more.

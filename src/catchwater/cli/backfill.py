@@ -100,11 +100,12 @@ def rebuild(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Rebuild the pipeline's tables from all of its input.
+    """Rebuild the pipeline's tables, or its key-value store over HTTP, from all of its input.
 
     The pipeline keeps running meanwhile. When the rebuild has caught up, the pipeline is stopped,
-    and each table's rows are exchanged in one transaction; then start it again. Readers never see
-    half a table. If a rebuild is interrupted, the same command continues it.
+    each table's rows are exchanged in one transaction, and a store gets the newest record of every
+    key; then start it again. Readers never see half a table, and of a store one record after the
+    other. If a rebuild is interrupted, the same command continues it.
     """
     from catchwater.pipeline.change.rebuild import extend, take_place
     from catchwater.pipeline.opened import OpenPipeline

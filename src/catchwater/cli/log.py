@@ -199,10 +199,12 @@ def _fsck(settings: BrokerConfig, deep: bool, progress: "Progress") -> "Report":
     from catchwater.log.repair.files import LogFiles
     from catchwater.log.repair.fsck import fsck as check
     from catchwater.log.repair.fsck import fsck_directory
+    from catchwater.log.repair.replace import has_catalog
 
     data = settings.log_dirs
     if not settings.is_shared:
-        if not (data / "wal").is_dir():
+        # A catalog that was made of the object store alone has no write-ahead log yet.
+        if not (data / "wal").is_dir() and not has_catalog(data):
             raise NoLogThere(f"{data} holds no log.", hint="name another with --data")
         objects = _objects(settings.catchwater_objects, data)
         return fsck_directory(data, objects, deep=deep, progress=progress, clock=SYSTEM)

@@ -1,7 +1,11 @@
 """`catchwater recovery …`: what a restore would do, and doing it. Nothing is ever deleted."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
+from itertools import chain
+from itertools import count as numbers
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,20 +16,24 @@ from catchwater.cli.console import (
     PipelineFile,
     Yes,
     agreed,
+    as_json_line,
     noun,
     print_json,
     print_table,
+    progress,
     spaced,
     talk,
 )
 
 if TYPE_CHECKING:
+    from catchwater.pipeline.change.reset import ResetPlan
     from catchwater.pipeline.run.config import PipelineConfig
     from catchwater.recovery.checkpoint import Checkpoint
     from catchwater.recovery.contract import PartitionTail
     from catchwater.recovery.explain import Account
     from catchwater.recovery.intact import Look
     from catchwater.recovery.reprocess import Letters
+    from catchwater.recovery.savepoint.store import Shelf
     from catchwater.sinks.config import SinkConfig
 
 app = noun()
@@ -198,6 +206,107 @@ def restore(
     rewind(config.checkpoint, chosen.epoch, tails)
     talk(f"checkpoint {chosen.epoch} is the newest now; start the pipeline: "
          f"catchwater pipeline run {file}")  # fmt: skip
+
+
+@app.command()
+def reset(
+    file: PipelineFile,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="PLACE",
+            help="earliest, latest, an offset in every partition, an ISO time, or offsets as JSON.",
+        ),
+    ] = None,
+    checkpoint: Annotated[
+        int | None,
+        typer.Option("--checkpoint", metavar="N", help="Instead: where this checkpoint had read."),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--savepoint", metavar="NAME", help="Otherwise PIPELINE-EPOCH-before-reset."),
+    ] = None,
+    no_savepoint: Annotated[
+        bool, typer.Option("--no-savepoint", help="Give the state up for good: take none before.")
+    ] = False,
+    execute: Annotated[
+        bool, typer.Option("--execute", "--yes", "-y", help="Do it: otherwise it is only shown.")
+    ] = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Begin anew with empty state at a place of the input; without --execute only show what it is.
+
+    Shows what is read again and what is never read, which state is given up, and what becomes of
+    each sink's outputs: they stay. A savepoint is taken before. To keep the state, go back to a
+    checkpoint: recovery restore. The pipeline must not be running. Exit 5 if the log does not hold
+    the place, naming every range that it lacks.
+    """
+    from catchwater.cli.console import open_here
+    from catchwater.pipeline.change.reset import look
+    from catchwater.pipeline.change.reset import reset as carry_out
+    from catchwater.recovery.folder import key_part
+
+    if (checkpoint is None) == (to is None):
+        raise typer.BadParameter("Name a place with --to, or a checkpoint with --checkpoint.")
+    pipeline = open_here(file).with_log()
+    plan = look(pipeline, to, checkpoint)
+    doing, url = execute and not dry_run, ""
+    if not as_json:
+        _show_reset(plan)
+    if doing:
+        # Where a checkpoint had read nobody knows any more once it has been moved aside.
+        place = to if to is not None else as_json_line(plan.place.offsets)
+        command = f"catchwater recovery reset {file} --to {shlex.quote(place)} --execute"
+        save = None
+        if not no_savepoint:
+            shelf = pipeline.shelf()
+            save = (
+                name
+                or _free_name(
+                    shelf, f"{key_part(pipeline.name).lstrip('_-')}-{plan.epoch}-before-reset"
+                ),
+                shelf,
+            )
+        agreed(f"reset epoch {plan.epoch} to {place}", dry_run=False, yes=True)
+        with progress("copying") as report:
+            url = carry_out(pipeline, plan, command, save, report)
+    if as_json:
+        print_json({
+            "epoch": plan.epoch, "done": doing, "savepoint": url or None,
+            "partitions": [
+                {**asdict(move), "again": move.again, "skipped": move.skipped}
+                for move in plan.moves
+            ],
+            "again": plan.again, "skipped": plan.skipped,
+            "state": {"keys": plan.keys, "bytes": plan.state_bytes}, "sinks": plan.sinks,
+        })  # fmt: skip
+    elif doing:
+        back = f"; the state before is {url}" if url else ""
+        talk(f"reset{back}; start the pipeline: catchwater pipeline run {file}")
+    else:
+        talk("nothing was changed; --execute does it")
+
+
+def _show_reset(plan: "ResetPlan") -> None:
+    """Partition by partition, then state and sinks."""
+    rows = [
+        (f"{each.topic}-{each.partition}", each.log_start, each.end, each.at, each.to, each.again,
+         each.skipped)
+        for each in plan.moves
+    ]  # fmt: skip
+    print_table(["partition", "log_start", "log_end", "read_to", "to", "again", "skipped"], rows)
+    typer.echo()
+    state = f"{spaced(plan.keys)} keys, {spaced(plan.state_bytes)} bytes: given up, it begins empty"
+    told = [("state", state), *((f"sink {name}", what) for name, what in plan.sinks.items())]
+    print_table(["after it", ""], told)
+
+
+def _free_name(shelf: "Shelf", name: str) -> str:
+    """The name, numbered where it is taken."""
+    numbered = (f"{name}-{number}" for number in numbers(2))
+    return next(each for each in chain([name], numbered) if not shelf.exists(each))
 
 
 @app.command()

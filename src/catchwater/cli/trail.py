@@ -22,7 +22,7 @@ AUDITED: Mapping[str, frozenset[str]] = {
     "txn": frozenset(("abort",)),
     "log": frozenset(("rebuild",)),
     "pipeline": frozenset(("stop", "upgrade", "rollback", "backfill", "rebuild")),
-    "recovery": frozenset(("restore", "reprocess")),
+    "recovery": frozenset(("restore", "reset", "reprocess")),
     "savepoint": frozenset(("create", "restore", "export", "import", "delete", "sign")),
     "sink": frozenset(("repair", "moved")),
     "drill": frozenset(("run", "all", "undo")),

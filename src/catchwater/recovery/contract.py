@@ -336,6 +336,9 @@ class LogBehind(CatchwaterError):
     exit_code = 5
 
 
+_ELSEWHERE = "Name a place that the log holds: earliest, latest, or offsets in between."
+
+
 class _Gap(NamedTuple):
     """What a checkpoint needs of a partition and the log does not hold, after its subject."""
 
@@ -360,15 +363,19 @@ def _gap(name: str, offset: int, tail: PartitionTail | None) -> _Gap | None:
             LogBehind,
             f"stands at offset {offset} of {name}, and the log ends at offset "
             f"{tail.high_watermark}",
-            "Is this the log that the checkpoint was written from?",
+            "Is this the log that the checkpoint was written from? If it was brought back from an "
+            "older copy: catchwater savepoint restore FILE NAME, of a savepoint from before.",
         )
     return None
 
 
-def check_covered(end: SourceOffset, tails: Mapping[tuple[str, int], PartitionTail]) -> None:
+def check_covered(
+    end: SourceOffset, tails: Mapping[tuple[str, int], PartitionTail], subject: str = ""
+) -> None:
     """Raise `HistoryGone` or `LogBehind` unless the log can go on from these offsets.
 
-    The error names every partition that is in the way, and what of it is missing.
+    The error names every partition that is in the way, and what of it is missing; `subject` is what
+    needs them, a checkpoint unless it is said.
     """
     found = [
         gap
@@ -378,8 +385,9 @@ def check_covered(end: SourceOffset, tails: Mapping[tuple[str, int], PartitionTa
     ]
     if found:
         named = "; it ".join(gap.message for gap in found)
-        message = f"The checkpoint of epoch {end.epoch} {named}."
-        raise found[0].error(message, hint=found[0].hint)
+        message = f"{subject or f'The checkpoint of epoch {end.epoch}'} {named}."
+        hint = _ELSEWHERE if subject else found[0].hint
+        raise found[0].error(message, hint=hint)
 
 
 # The files.

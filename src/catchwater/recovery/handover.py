@@ -10,7 +10,7 @@ sink, until the leader has handed over; from the epoch after on it leads. A chec
 - `fence.json`: who asks it to hand over, or, `closed`, who has begun to take its place;
 - `handed-over.json`: who leads now, and the last epoch that was written from here;
 - `restoring.json`: the epoch to which a rewind is under way; the next start ends it;
-- `restoring-savepoint.json`: the restore or rollback that is under way, and its command.
+- `restoring-savepoint.json`: the restore, rollback or reset that is under way, and its command.
 
 Beside them, `pace.json` asks a leader to plan epochs no faster than this, for a while, that its
 shadow can catch up; it expires, so the leader goes on at full speed if the shadow dies.
@@ -73,7 +73,7 @@ class Work(Enum):
     REWINDING = "rewinding"
     """Later epochs are being moved aside: the next process that takes the checkpoint ends that."""
     RESTORING = "restoring"
-    """A savepoint is being restored into it: only the same command goes on."""
+    """A savepoint is being restored into it, or it is reset: only the same command goes on."""
 
 
 class Event(Enum):
@@ -144,7 +144,7 @@ class HandedOver(CatchwaterError):
 
 
 class RestoreUnfinished(CatchwaterError):
-    """A restore into this checkpoint was cut short: it is not to be run."""
+    """A restore into this checkpoint, or a reset of it, was cut short: it is not to be run."""
 
     exit_code = 5
 
@@ -177,12 +177,18 @@ class Successor(msgspec.Struct, frozen=True):
 
 
 class Restore(msgspec.Struct, frozen=True):
-    """A restore of a savepoint that is under way."""
+    """A restore of a savepoint, or a reset, that is under way."""
 
     savepoint: str
-    """Its URL."""
+    """Its URL; of a reset the one that was taken before, if there is one."""
     command: str
     """What to type to go on."""
+    reset: bool = False
+
+    @property
+    def name(self) -> str:
+        """What it does, for the beginning of a sentence about a checkpoint."""
+        return "A reset of" if self.reset else f"Restoring {self.savepoint} into"
 
 
 class Rewind(msgspec.Struct, frozen=True):
@@ -222,7 +228,8 @@ def work_of(checkpoint: Path) -> Work:
 def in_words(checkpoint: Path) -> str:
     """What is being done to the checkpoint, for a person; nothing: "". Raises `LedgerDamaged`."""
     if (restore := restore_under_way(checkpoint)) is not None:
-        return f"{restore.savepoint} is restored into it, which was cut short: {restore.command}"
+        done = "it is reset" if restore.reset else f"{restore.savepoint} is restored into it"
+        return f"{done}, which was cut short: {restore.command}"
     if (rewind := rewind_under_way(checkpoint)) is not None:
         return f"a rewind to epoch {rewind.epoch}, which the next start ends"
     shadow, fence = shadow_of(checkpoint), _fence(checkpoint)
@@ -255,7 +262,7 @@ def rewind_under_way(checkpoint: Path) -> Rewind | None:
 
 
 def restore_under_way(checkpoint: Path) -> Restore | None:
-    """The restore into this checkpoint that is under way, or was cut short."""
+    """The restore into this checkpoint, or its reset, that is under way or was cut short."""
     return read_json(_path(checkpoint, "restoring-savepoint"), Restore)
 
 
@@ -327,12 +334,11 @@ def check(checkpoint: Path, event: Event) -> None:
 
 
 def refuse_unfinished(checkpoint: Path) -> None:
-    """Raise `RestoreUnfinished` if a restore into this checkpoint was cut short."""
+    """Raise `RestoreUnfinished` if a restore into this checkpoint, or a reset, was cut short."""
     restore = restore_under_way(checkpoint)
     if restore is not None:
         raise RestoreUnfinished(
-            f"Restoring {restore.savepoint} into {shown(checkpoint)} was cut short; it is "
-            "incomplete.",
+            f"{restore.name} {shown(checkpoint)} was cut short; it is incomplete.",
             hint=f"Do it again: {restore.command}.",
         )
 

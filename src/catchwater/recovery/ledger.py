@@ -303,6 +303,10 @@ class Ledger:
             write_whole(self._beginning, msgspec.json.encode(first))
         return kept or first
 
+    def begin_anew(self, first: SourceOffset) -> None:
+        """Let the pipeline have begun there; for a checkpoint whose earlier epochs are gone."""
+        write_whole(self._beginning, msgspec.json.encode(first))
+
     def beginning(self) -> SourceOffset | None:
         """What `begin` has kept, None before the first start."""
         return read_json(self._beginning, SourceOffset)

@@ -1,4 +1,4 @@
-"""Going back within a checkpoint: to an epoch that is kept, to the newest whole, to a savepoint.
+"""Going back within a checkpoint: to an epoch, to the newest whole, to a savepoint, to no state.
 
 **To an epoch** (`rewind`, and `fall_back` where something is broken): what was written after it is
 moved into `catchwater/replayed/`: Spark's offset and commit files, our ledger entries and
@@ -9,14 +9,20 @@ and sinks stay true. A checkpoint whose input the log no longer holds is refused
 **To a savepoint** (`roll_back`): its state is brought back into the checkpoint, and what Spark and
 the ledger have of later epochs is moved into `catchwater/withdrawn/`: another version writes them.
 
+**To no state** (`begin_anew`): the newest epoch becomes one that read nothing; all else, and what
+it was before, is moved into `catchwater/reset/`.
+
 A marker stands from the first file that is moved to the last (`handover.Work`). Every step may be
 repeated: the next process that takes the checkpoint ends a rewind (`handover.make_ready`), the same
 command a rollback.
 """
 
 import logging
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
+
+import msgspec
 
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
@@ -55,6 +61,8 @@ _log = logging.getLogger("catchwater.recovery")
 
 ASIDE = "withdrawn"
 """Where a rollback keeps what it has undone, in the ledger's folder, by generation."""
+RESET = "reset"
+"""Where a reset keeps what there was, in the ledger's folder, by epoch and attempt."""
 
 
 class NothingWhole(CatchwaterError):
@@ -211,3 +219,29 @@ def move_aside(folder: Path, epoch: int, generation: int) -> None:
     for path in (*files_after(folder, epoch), *log_files_after(recorded, epoch)):
         move(path, aside / path.parent.relative_to(folder))
     cut_off(folder, epoch, aside / FOLDER)
+
+
+# To no state.
+
+
+def begin_anew(folder: Path, entry: EpochEntry, clock: Clock) -> None:
+    """Make this the newest epoch's entry, with nothing before it and nothing recorded behind it.
+
+    The caller holds the checkpoint (`handover.stopped`), and the marker stands. Again: no harm.
+    """
+    ledger = Ledger(folder)
+    aside = ledger.folder / RESET / f"{entry.epoch}-{clock.token()[:8]}"
+    newest = {folder / log / str(entry.epoch) for log in ("offsets", "commits")}
+    newest.add(ledger.folder / "epochs" / f"{entry.epoch}.json")
+    for path in files_after(folder, -1):
+        if path in newest:  # its number has to be found if this is cut short
+            (aside / path.parent.name).mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, aside / path.parent.name)
+        else:
+            move(path, aside / path.parent.name)
+    for path in log_files_after(ledger.replayed / "offsets", -1):
+        move(path, aside / ledger.replayed.name / path.parent.name)
+    cut_off(folder, -1, aside)
+    ledger.begin_anew(msgspec.structs.replace(entry.end, epoch=-1))
+    handover.lead(folder)
+    write_epoch(folder, entry, clock)

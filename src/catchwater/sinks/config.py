@@ -148,8 +148,14 @@ class Kind:
     """Why the second target cannot be the first one moved, though it has its marks; else empty."""
     reads_many: bool = True
     """Whether many rows are read back by one request, so that a running pipeline may compare."""
-    rebuilds: bool = False
-    """Whether its content can replace another target's atomically (`table.TableSink`)."""
+    aside: "Callable[[SinkConfig, str], str | None]" = lambda config, label: None
+    """Where a rebuild of this label makes its content before that takes the target's place.
+
+    Another target, or empty: nowhere, what is staged is enough (`SinkConfig.held`). None: it cannot
+    be rebuilt. Raises `ConfigError` for a label that cannot be used.
+    """
+    replaces: Callable[[Any], str] = lambda options: ""
+    """Which earlier outputs a later one replaces, for people; empty: every output stays."""
 
 
 def option(
@@ -285,6 +291,8 @@ class SinkConfig:
     """The function of the chain whose outputs it takes; None: the last."""
     keep_ms: int | None = None
     """How long staged outputs are kept; None: as long as a restore could go back to them."""
+    held: bool = False
+    """Outputs are staged and marked, and none is sent: a rebuild has not taken its place yet."""
 
     @property
     def declared(self) -> Kind:
@@ -305,6 +313,10 @@ class SinkConfig:
     def named(self) -> str:
         """The name of its target in its section: a topic, a table or a URL."""
         return str(getattr(self.options, self.declared.named_by))
+
+    def put_aside(self, target: str) -> "SinkConfig":
+        """The same sink, as a rebuild has it until it takes its place (`Kind.aside`)."""
+        return self.renamed(target) if target else replace(self, held=True)
 
     def renamed(self, target: str) -> "SinkConfig":
         """The same sink with another target."""
@@ -446,10 +458,14 @@ class PackageMissing(CatchwaterError):
 def open_sink(config: SinkConfig, context: SinkContext) -> Sink:
     """Open one sink. Raises `ConfigError`, and the errors of the kind's target."""
     guarantee(config, output_id=context.output_id)
-    stager = StagedFile(context.objects, staged_folder(config.name))
-    truth = Archive(stager, keep_ms=config.keep_ms)
     with _packages_named(config):
-        return config.declared.open(config, context, truth)
+        return config.declared.open(config, context, truth_of(config, context))
+
+
+def truth_of(config: SinkConfig, context: SinkContext) -> Archive:
+    """What is staged for a sink beside its checkpoint; opens no target."""
+    stager = StagedFile(context.objects, staged_folder(config.name))
+    return Archive(stager, keep_ms=config.keep_ms)
 
 
 def check_sink(config: SinkConfig, context: SinkContext) -> None:

@@ -8,6 +8,8 @@ and what is taken back raises the generation. A checkpoint in a folder has one d
 what they have marked, and those epochs are found to be there when they run again.
 """
 
+import msgspec
+
 from catchwater.objects.base import ObjectMissing, ObjectStore
 from catchwater.objects.open import place
 from catchwater.recovery.fenced import parse_claim
@@ -55,6 +57,19 @@ class KeptMarks:
     def write(self, marks: Marks) -> None:
         """Let these count."""
         self._store.put(self._key, [marks.encode()])
+
+    def are_of(self, pipeline: str) -> bool:
+        """Whether another pipeline's sink of this name goes on with these marks (`give`)."""
+        return self._raw().pipeline == pipeline
+
+    def give(self, pipeline: str) -> None:
+        """Let another pipeline's sink of this name go on with these marks."""
+        given = msgspec.structs.replace(self._raw(), pipeline=pipeline)
+        self._store.put(self._key, [given.encode()])
+
+    def _raw(self) -> Marks:
+        """Without asking whose they are; where no other driver writes."""
+        return decode_marks(self._store.get(self._key), place(self._store, self._key))
 
     @property
     def _key(self) -> str:

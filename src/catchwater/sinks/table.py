@@ -11,12 +11,12 @@ the same for SQLite and PostgreSQL, the two kinds.
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from catchwater.clock import Clock
-from catchwater.config import CatchwaterError
+from catchwater.config import CatchwaterError, ConfigError
 from catchwater.recovery.ledger import SinkEpoch
 from catchwater.sinks.base import (
     Fix,
@@ -39,6 +39,7 @@ from catchwater.sinks.table_target import (
     Target,
     Transaction,
     Writer,
+    checked_names,
     claim_of,
     quoted,
 )
@@ -79,6 +80,24 @@ def table_guarantee(config: SinkConfig, output_id: tuple[str, ...]) -> Guarantee
     return Guarantee(
         "at-least-once", "rows without a mark; catchwater_epoch, _shard and _row tell them"
     )
+
+
+def table_aside(config: SinkConfig, label: str) -> str:
+    """See `Kind.aside`."""
+    table = f"{config.named}__{label.replace('-', '_')}"
+    try:
+        checked_names(table)
+    except ConfigError as error:
+        raise ConfigError(
+            f"The rebuild would write to {table}, whose name is too long for a table.",
+            hint="Choose a shorter label.",
+        ) from error
+    return table
+
+
+def rows_replaced(options: Any) -> str:
+    """See `Kind.replaces`."""
+    return "those of the same output_id" if options.mode == "upsert" else ""
 
 
 def open_table(

@@ -1,6 +1,8 @@
 """Going back: what is moved, what is refused, and that an interrupted move is finished."""
 
 import shutil
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -11,7 +13,7 @@ from catchwater.recovery import checkpoint, handover, rewind
 from catchwater.recovery.checkpoint import NoSuchCheckpoint
 from catchwater.recovery.contract import HistoryGone, LogBehind, PartitionTail
 from catchwater.recovery.folder import CheckpointInUse, lock
-from catchwater.recovery.ledger import Ledger, SourceOffset, numbered
+from catchwater.recovery.ledger import EpochEntry, Ledger, SourceOffset, numbered
 
 TAILS = {("t", 0): PartitionTail(0, 1000, 1)}
 
@@ -152,3 +154,42 @@ def test_a_checkpoint_whose_pipeline_runs_is_not_touched(folder: Path) -> None:
     with lock(folder), pytest.raises(CheckpointInUse):
         rewind.rewind(folder, 2, TAILS)
     assert checkpoint.last_commit(folder) == 4
+
+
+def test_beginning_anew_leaves_one_epoch_and_deletes_nothing_however_often_it_is_cut_short(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rewind.rewind(folder, 3, TAILS)  # so that there are recorded epochs, 4 and 5
+    place = SourceOffset(3, {"t": {"0": 700}}, [0], 5)
+    start = SourceOffset(2, {"t": {"0": 700}}, [0], 5)
+    entry = EpochEntry(3, start, place, [], {}, 5)
+    before = {path.name for path in folder.rglob("*") if path.is_file()}
+    before -= {".2.crc"}  # Hadoop's checksum of what is written over
+    real = rewind.move
+    for stop_at in range(100):
+        copy = tmp_path_factory.mktemp("copy") / "checkpoint"
+        shutil.copytree(folder, copy)
+        left = iter(range(stop_at, -1, -1))
+
+        def move(path: Path, into: Path, left: Iterator[int] = left) -> None:
+            if next(left) == 0:
+                raise KeyboardInterrupt
+            real(path, into)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(rewind, "move", move)
+            with suppress(KeyboardInterrupt):
+                rewind.begin_anew(copy, entry, Clock(stop_at))
+        whole = next(left, None) is not None
+        assert checkpoint.last_commit(copy) == 3, "its number is always there"
+        rewind.begin_anew(copy, entry, Clock(1000))
+        found = checkpoint.read(copy)
+        assert [(each.epoch, each.end) for each in found.committed] == [(3, place)]
+        assert found.planned is None
+        ledger = Ledger(copy)
+        assert (ledger.epochs(), ledger.recorded_epochs()) == ([3], [])
+        assert ledger.first() == msgspec.structs.replace(place, epoch=-1)
+        assert before <= {path.name for path in copy.rglob("*") if path.is_file()}
+        if whole:
+            break
+    assert stop_at > 15

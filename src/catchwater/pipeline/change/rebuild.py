@@ -1,13 +1,15 @@
-"""A materialised view made anew from history, and put in the old one's place at once.
+"""A materialised view, or an external store, made anew from history and put in its place.
 
-A rebuild is a backfill of everything into tables of its own. When it has caught up, the pipeline is
-stopped; the rebuild reads what came meanwhile; then each table's rows and marks take the place of
-the live ones in one transaction, and the pipeline's checkpoint hands over to the rebuild's. Readers
-see the old view or the new one. Cut short anywhere, the same steps done again end in the same
-place: every one of them looks whether it was done. From before the first exchange on the pipeline
-does not start from its old checkpoint, which knows nothing of what its tables hold then.
+A rebuild is a backfill of everything into tables of its own; what is for a key-value store is held
+back. When it has caught up, the pipeline is stopped; the rebuild reads what came meanwhile; then
+each table's rows and marks take the place of the live ones in one transaction, the store gets the
+newest record of every key, and the pipeline's checkpoint hands over to the rebuild's. Readers of a
+table see the old view or the new one; those of a store see one record after the other change. Cut
+short anywhere, the same steps done again end in the same place: every one of them looks whether it
+was done. From before the first exchange on the pipeline does not start from its old checkpoint,
+which knows nothing of what its sinks hold then.
 
-Only sinks that are tables can be rebuilt: nothing else can exchange all it holds at once.
+Only what replaces can be rebuilt: in a topic or a folder of files the old outputs would stay.
 """
 
 from contextlib import closing
@@ -17,6 +19,7 @@ import msgspec
 
 from catchwater.config import CatchwaterError, ConfigError
 from catchwater.pipeline.opened import OpenPipeline
+from catchwater.pipeline.run import versions
 from catchwater.pipeline.run.backfill import Bounds, begin, begun
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.run.versions import rebind
@@ -27,23 +30,31 @@ from catchwater.replay.offsets import to_json
 from catchwater.replay.options import parse_options
 from catchwater.replay.subscription import COMMAND_S, Subscription
 from catchwater.sinks.base import TargetDiffers
+from catchwater.sinks.config import truth_of
+from catchwater.sinks.kinds.http import HttpSink
 from catchwater.sinks.table import TableSink
-from catchwater.sinks.table_target import checked_names
 
 
 class CannotRebuild(CatchwaterError):
-    """A pipeline with a sink that cannot exchange all it holds at once."""
+    """A pipeline with a sink in which the old outputs would stay beside the new ones."""
 
     exit_code = 2
 
 
 def tables_of(live: PipelineConfig, label: str) -> dict[str, str]:
-    """Where each sink's rows are made before they take their place. Raises `CannotRebuild`."""
-    others = {name: each.kind for name, each in live.sinks.items() if not each.declared.rebuilds}
+    """Where each sink's rows are made before they take their place (`Kind.aside`).
+
+    Raises `CannotRebuild`.
+    """
+    try:
+        found = {name: each.declared.aside(each, label) for name, each in live.sinks.items()}
+    except ConfigError as error:
+        raise CannotRebuild(str(error), hint=error.hint) from error
+    others = [f"{name!r} ({live.sinks[name].kind})" for name, to in found.items() if to is None]
     if others:
-        named = ", ".join(f"{name!r} ({kind})" for name, kind in others.items())
         raise CannotRebuild(
-            f"The sinks {named} hold what cannot be exchanged at once; tables can.",
+            f"The sinks {', '.join(others)} hold what cannot be exchanged; tables can, and a "
+            "key-value store that is put to under a URL with {key} or {id}.",
             hint="Backfill into another topic or folder, and let its readers change over: "
             "catchwater pipeline backfill.",
         )
@@ -51,20 +62,10 @@ def tables_of(live: PipelineConfig, label: str) -> dict[str, str]:
     if unmarked:
         raise CannotRebuild(
             f"The sinks {', '.join(map(repr, unmarked))} deliver at least once, so nobody can tell "
-            "what their tables hold.",
+            "what they hold.",
             hint='Give them delivery = "exactly-once" first.',
         )
-    suffix = f"__{label.replace('-', '_')}"
-    tables = {name: each.named + suffix for name, each in live.sinks.items()}
-    for table in tables.values():
-        try:
-            checked_names(table)
-        except ConfigError as error:
-            raise CannotRebuild(
-                f"The rebuild would write to {table}, whose name is too long for a table.",
-                hint="Choose a shorter label.",
-            ) from error
-    return tables
+    return {name: to for name, to in found.items() if to is not None}
 
 
 def extend(rebuild: PipelineConfig) -> int:
@@ -103,6 +104,10 @@ def take_place(pipeline: OpenPipeline, rebuild: PipelineConfig) -> dict[str, int
     settle(folder)
     handover.replace(live.checkpoint, folder)
     rows = _exchange(pipeline, rebuild)
+    # An endpoint may know the requests of the old epochs, whose numbers come again, by their keys.
+    ledger = versions.load(folder)
+    generation = max(ledger.generation, pipeline.generation + 1)
+    versions.store(folder, msgspec.structs.replace(ledger, generation=generation))
     rebind(folder, pipeline.identity())
     adopt_home(folder, live.state)
     if pipeline.control is not None:
@@ -117,6 +122,10 @@ def _exchange(pipeline: OpenPipeline, rebuild: PipelineConfig) -> dict[str, int]
     rows: dict[str, int] = {}
     with closing(pipeline.other(config=replace(rebuild, dead_letter=None))) as made:
         for name, sink in made.sinks.items():
+            if isinstance(sink, HttpSink):
+                before = truth_of(live.sinks[name], pipeline.context_of(live.sinks[name]))
+                rows[name] = sink.take_place(pipeline.name, before)
+                continue
             assert isinstance(sink, TableSink), "others were refused"
             try:
                 rows[name] = sink.take_place(pipeline.name, live.sinks[name].named)

@@ -37,7 +37,7 @@ BACKFILLS = ".backfills"
 """How the name of the folder beside a checkpoint ends that its backfills lie in."""
 
 _LABEL = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
-_STARTING = ("starting", "ending", "maxtriggerdelay", "minoffsets")
+STARTING = ("starting", "ending", "maxtriggerdelay", "minoffsets")
 """What begins so in the file says where the live pipeline begins or how it waits."""
 
 
@@ -53,7 +53,7 @@ class Bounds(msgspec.Struct, frozen=True):
     start: OffsetMap
     end: OffsetMap
     tables: dict[str, str] = {}
-    """Sink → table to write to instead of the file's: of a rebuild, until it takes their place."""
+    """Of a rebuild, until it takes their place: sink → target (`Kind.aside`), not the file's."""
     taking: bool = False
     """A rebuild has begun to take the live tables' place, and reads no more before it has."""
 
@@ -70,8 +70,8 @@ def resolve(config: PipelineConfig, since: str, until: str, clock: Clock) -> Bou
     A time stands for the first record that is not older. A partition that ends before the range
     begins has nothing of it. Raises `BadBackfill`, `BadOption`.
     """
-    kept = {k: v for k, v in config.source_options.items() if not k.lower().startswith(_STARTING)}
-    options = {**kept, **_point("starting", since), **_point("ending", until)}
+    kept = {k: v for k, v in config.source_options.items() if not k.lower().startswith(STARTING)}
+    options = {**kept, **point("starting", since), **point("ending", until)}
     options["startingOffsetsByTimestampStrategy"] = "latest"
     subscription = Subscription(parse_options(options), clock, timeout_s=COMMAND_S)
     try:
@@ -105,8 +105,8 @@ def resolve(config: PipelineConfig, since: str, until: str, clock: Clock) -> Bou
     return bounds
 
 
-def _point(side: str, given: str) -> dict[str, str]:
-    """The source's option for one side of a range."""
+def point(side: str, given: str) -> dict[str, str]:
+    """The source's option for one side of a range, `starting` or `ending`. Raises `BadBackfill`."""
     if given in ("earliest", "latest") or given.startswith("{"):
         return {f"{side}Offsets": given}
     try:
@@ -132,7 +132,7 @@ def backfill_of(live: PipelineConfig, label: str) -> PipelineConfig:
     name = live.name or find_function(live.functions[0], live.folder).name
     folder = _folder(live.checkpoint, label)
     bounds = begun(folder)
-    source = {k: v for k, v in live.source.items() if not k.lower().startswith(_STARTING)}
+    source = {k: v for k, v in live.source.items() if not k.lower().startswith(STARTING)}
     if bounds:
         source["startingOffsets"] = msgspec.json.encode(bounds.start).decode()
     tables = bounds.tables if bounds else {}
@@ -140,7 +140,7 @@ def backfill_of(live: PipelineConfig, label: str) -> PipelineConfig:
         live,
         name=f"{name}.{label}",
         sinks={
-            sink: each.renamed(tables[sink]) if sink in tables else each
+            sink: each.put_aside(tables[sink]) if sink in tables else each
             for sink, each in live.sinks.items()
         },
         checkpoint=folder,

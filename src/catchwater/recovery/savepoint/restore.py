@@ -52,7 +52,8 @@ class CheckpointTaken(CatchwaterError):
 def refuse_taken(into: Path) -> None:
     """Raise `CheckpointTaken` unless the folder is free, or a restore into it was interrupted."""
     taken = any(True for log in ("offsets", "commits") for _ in numbered(into / log))
-    if taken and restore_under_way(into) is None:
+    begun = restore_under_way(into)
+    if taken and (begun is None or begun.reset):
         raise CheckpointTaken(
             f"{shown(into)} holds a checkpoint already; restoring over it would lose what is "
             "there.",

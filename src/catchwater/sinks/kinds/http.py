@@ -5,6 +5,8 @@ of the epoch. When all records of an epoch are acknowledged, its mark is written
 checkpoint. So this sink is idempotent, not atomic: readers may see a part of an epoch before the
 rest. A permanent refusal (4xx) names the record and fails the epoch at once.
 
+A rebuild holds its records back (`SinkConfig.held`) and sends the newest of each URL in the end.
+
 If the URL depends on the record, a later record with the same URL replaces it, a retraction is a
 `DELETE` (if the URL is made of the `output_id`), and `verify` compares the answers of GET. Relies
 on GET returning what was put.
@@ -45,6 +47,7 @@ from catchwater.sinks.base import (
     Staged,
     StagedRow,
     TargetState,
+    Truth,
 )
 from catchwater.sinks.columns import Column, digest_of
 from catchwater.sinks.config import (
@@ -351,7 +354,7 @@ class HttpSink:
         done = marks.admit(mark) if self._config.exactly_once else None
         if done is None:
             self.truth.record(epoch, pieces, self._clock.now_ms())
-            for piece in pieces:
+            for piece in () if self._config.held else pieces:
                 self._send(self._rows_of(epoch, piece))
             if self._config.exactly_once:
                 self._kept.write(marks.written(mark, self._oldest))
@@ -420,8 +423,35 @@ class HttpSink:
             self._send([row for row in self.truth.rows(epoch) if row.id in left])
         return []
 
+    def take_place(self, pipeline: str, before: Truth) -> int:
+        """Send the newest of what was held, and delete what else another pipeline has put there.
+
+        The other one's sink has this one's name, and goes on with this one's epochs; `before` is
+        what was staged for it, as far as that is kept. Gives how many records there are now, -1 if
+        it was done before. Readers see one record after the other change.
+        """
+        if self._kept.are_of(pipeline):
+            return -1
+        newest = {
+            self._names.path(row): row.id
+            for epoch in self.truth.epochs()
+            for row in self.truth.rows(epoch)
+        }
+        records = 0
+        for epoch in self.truth.epochs():
+            rows = self.truth.rows(epoch)
+            due = [row for row in rows if newest[self._names.path(row)] == row.id]
+            records += sum(not row.record.retracts for row in due)
+            self._send(due)
+        theirs = {self._names.path(row) for at in before.epochs() for row in before.rows(at)}
+        self._delete(sorted(theirs - newest.keys()))
+        self._kept.give(pipeline)
+        return records
+
     def sweep(self, oldest: int, now_ms: int) -> None:
         """Delete staged pieces of earlier epochs; the next commit drops their marks."""
+        if self._config.held:
+            return
         self.truth.sweep(oldest, now_ms)
         self._oldest = oldest
 
@@ -468,7 +498,10 @@ class HttpSink:
         wrong = self._newest(undone)
         older = self._newest(before)
         self._send([older[path] for path in wrong if path in older])
-        deletes = [Request("DELETE", path, None, "") for path in wrong if path not in older]
+        self._delete([path for path in wrong if path not in older])
+
+    def _delete(self, paths: Iterable[str]) -> None:
+        deletes = [Request("DELETE", path, None, "") for path in paths]
         for some in _some(deletes):
             for request, answer in zip(some, self._endpoint.send(some), strict=True):
                 if not 200 <= answer.status < 300 and answer.status not in (_NOT_FOUND, _GONE):
@@ -518,6 +551,11 @@ class HttpOptions:
     timeout_ms: int = option(duration, 10_000, key="timeout", doc="how long one answer may take")
     retry_ms: int = option(duration, RETRY_MS, key="retry", doc=RETRY)
     authorization: str = option(text, "", doc="the header; best from the environment")
+
+
+def _replaced(options: HttpOptions) -> str:
+    named = any(part in options.url for part in ("{key}", "{id}"))
+    return "those of the same URL" if options.method == "PUT" and named else ""
 
 
 def _guarantee(config: SinkConfig, output_id: tuple[str, ...]) -> Guarantee:
@@ -592,4 +630,6 @@ KIND = Kind(
     open=_open,
     look=_look,
     reads_many=False,
+    aside=lambda config, label: "" if _replaced(config.options) else None,
+    replaces=_replaced,
 )

@@ -29,6 +29,8 @@ from catchwater.sinks.table import (
     alter_table,
     look_at_table,
     open_table,
+    rows_replaced,
+    table_aside,
     table_guarantee,
     target_table,
 )
@@ -320,5 +322,6 @@ KIND = Kind(
     modules=("psycopg", "psycopg.conninfo", "psycopg.types.string"),
     extra="postgres",
     one_writer=True,
-    rebuilds=True,
+    aside=table_aside,
+    replaces=rows_replaced,
 )

@@ -33,6 +33,8 @@ from catchwater.sinks.table import (
     alter_table,
     look_at_table,
     open_table,
+    rows_replaced,
+    table_aside,
     table_guarantee,
     target_table,
 )
@@ -242,5 +244,6 @@ KIND = Kind(
     look=lambda config, context: look_at_table(_database(config, context.folder), config, context),
     alter=lambda config, context: alter_table(_database(config, context.folder), config, context),
     one_writer=True,
-    rebuilds=True,
+    aside=table_aside,
+    replaces=rows_replaced,
 )

@@ -1,5 +1,6 @@
 """URLs by record, refusals by name, marks after acknowledgement, and what is put back."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -161,3 +162,48 @@ def test_an_output_without_what_its_url_is_made_of_is_named() -> None:
 def test_a_url_that_no_request_could_have_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="has characters that no URL takes"):
         names_of(url, ())
+
+
+def test_what_was_held_is_sent_in_the_end_and_the_other_pipelines_marks_are_taken_over(
+    server: KeyValueServer, tmp_path: Path
+) -> None:
+    live = opened(tmp_path / "live", f"{server.url}/{{id}}")
+    live.commit(0, [live.stager().stage(0, 0, records("a", "wrong", value=1))])
+    config = parse("kv", {"kind": "http", "url": f"{server.url}/{{id}}", "retry": "5s"})
+    root = tmp_path / "rebuild"
+    anew = SinkContext("cards.anew", root.as_uri(), root, output_id=("id",), clock=ManualClock())
+    held = config.put_aside("")
+    sink: Any = open_sink(held, anew)
+    sink.commit(0, [sink.stager().stage(0, 0, records("a", "b", value=2))])
+    sink.commit(1, [sink.stager().stage(1, 1, records("a", "c", value=3))])
+    sink.sweep(1, 10**15)
+    assert sorted(server.content) == ["/a", "/wrong"], "nothing was sent"
+
+    server.faults = [422]
+    with pytest.raises(RecordRefused):
+        sink.take_place("cards", live.truth)
+    assert sink.take_place("cards", live.truth) == 3
+    values = {"/a": 3, "/b": 2, "/c": 3}
+    assert {path: json.loads(body)["v"] for path, body in server.content.items()} == values
+    requests = len(server.requests)
+    assert sink.take_place("cards", live.truth) == -1
+    assert len(server.requests) == requests
+    live.close()
+    sink.close()
+
+    # The live pipeline goes on with the rebuild's epochs.
+    after = opened(root, f"{server.url}/{{id}}", generation=1)
+    assert after.last_epoch() == 1
+    after.commit(2, [after.stager().stage(2, 0, records("d"))])
+    assert "/d" in server.content
+    after.close()
+
+
+def test_only_what_replaces_can_be_put_aside() -> None:
+    def aside(url: str, **more: str) -> str | None:
+        config = parse("kv", {"kind": "http", "url": url, **more})
+        return config.declared.aside(config, "anew")
+
+    assert aside("http://h/{id}") == aside("http://h/{key}") == ""
+    assert aside("http://h/{row}") is aside("http://h/x") is None
+    assert aside("http://h/{id}", method="POST", deduplicates="true") is None
