@@ -41,7 +41,12 @@ class Host:
         What it has in these folders no other host sees, and it sees nothing of theirs.
         """
         mounts = "".join(f'mount -t tmpfs tmpfs "{folder}" && ' for folder in folders)
-        own = f'hostname {self.name} && {mounts}exec "$@"'
+        # Java looks its own host's name up.
+        named = (
+            f"hosts=$(mktemp) && printf '127.0.0.1 localhost\\n{self.address} {self.name}\\n' "
+            f'> "$hosts" && mount --bind "$hosts" /etc/hosts && rm "$hosts"'
+        )
+        own = f'hostname {self.name} && {named} && {mounts}exec "$@"'
         return (*self.prefix, "unshare", "--uts", "--mount", "sh", "-c", own, "sh")
 
     def kill(self) -> None:

@@ -21,6 +21,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 SPARK = Path(pyspark.__file__).parent
 CORES = 2
+HEADERS = 16 << 10
+"""Of the objects of a small state."""
 
 
 def started(
@@ -108,17 +110,20 @@ def test_a_worker_that_is_lost_with_its_disk_costs_its_shards_and_no_row(
     own = {each.name: tmp_path / each.name for each in workers}
     for folder in (machine.folder, *own.values()):
         folder.mkdir()
+    daemons = []
     try:
-        _, found = started(
+        process, found = started(
             tmp_path, "Master", "--port", "7077", says=r"Starting Spark master at (\S+)",
             at=master.address, prefix=master.prefix,
         )  # fmt: skip
+        daemons.append(process)
         for each in workers:
-            started(
+            process, _ = started(
                 own[each.name], "Worker", "--cores", "1", "--memory", "1g", "--work-dir",
                 str(own[each.name] / "work"), found, says="(Successfully registered with master)",
                 at=each.address, prefix=each.apart(machine.folder),
             )  # fmt: skip
+            daemons.append(process)
         with pytest.MonkeyPatch.context() as environment:
             environment.setenv("CATCHWATER_SPARK__MASTER", found)
             environment.setenv("CATCHWATER_SPARK__SPARK_EXECUTOR_MEMORY", "1g")
@@ -131,6 +136,8 @@ def test_a_worker_that_is_lost_with_its_disk_costs_its_shards_and_no_row(
     finally:
         for host in (driver, *workers, master):
             host.kill()
+        for process in daemons:
+            process.wait()
     assert machine.rows == machine.cards.expected
 
     ledger = machine.ledger
@@ -138,8 +145,9 @@ def test_a_worker_that_is_lost_with_its_disk_costs_its_shards_and_no_row(
     hosts = [{shard.host for shard in entry.shards} for entry in entries]
     assert set().union(*hosts) == {each.name for each in workers}
     assert hosts[-1] == {workers[1].name} and lost_at < entries[-1].epoch
-    # A shard that stays reads nothing, and one that moves no more than its state.
+    # A shard that stays reads nothing, and one that moves its state at most.
     for before, after in pairwise(entries):
         for was, now in zip(before.shards, after.shards, strict=True):
             assert now.shard == was.shard
-            assert now.rebuilt_bytes <= (was.state_bytes if now.host != was.host else 0), now
+            most = 1.05 * was.state_bytes + HEADERS if now.host != was.host else 0
+            assert now.rebuilt_bytes <= most, now
