@@ -172,9 +172,12 @@ def _run(file: str, bootstrap: str) -> None:
     from catchwater.clock import SYSTEM
     from catchwater.pipeline.develop import Tell
     from catchwater.pipeline.run.driver import stop_requested
+    from catchwater.pipeline.spark import session
 
     if file.endswith(".toml"):
         declared_here(Path(file))  # a file that is missing is not waited for
+    session.check_packages()  # nor is Spark, or Java
+    session.find_java()
     with stop_requested() as stop:
         _Dev(file, bootstrap, stop, Tell(), SYSTEM).run()
 

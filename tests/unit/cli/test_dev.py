@@ -23,6 +23,7 @@ from catchwater.clock import SYSTEM
 from catchwater.pipeline.develop import Declared, Order, Seen, Tell
 from catchwater.pipeline.functions.schema import Kind, StateSchema
 from catchwater.pipeline.run.driver import Stop
+from catchwater.pipeline.spark import session
 from catchwater.wire.client import Client
 
 PATIENCE_S = 120.0
@@ -119,6 +120,20 @@ def test_a_port_that_something_else_has_is_named(monkeypatch: pytest.MonkeyPatch
             stop.set()
             thread.join(PATIENCE_S)
     assert address in str(error.value) and "free port" in (error.value.hint or "")
+
+
+def test_without_spark_nothing_is_started(
+    catchwater: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> None:
+        raise session.SparkMissing("A pipeline cannot run on Spark.", hint="Install it.")
+
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(session, "check_packages", missing)
+    answer = catchwater("dev", tmp_path / "pipeline.toml")
+    assert answer.code == 1 and "cannot run on Spark" in answer.err and "Install it" in answer.err
+    assert sorted(each.name for each in tmp_path.iterdir()) == sorted(FILES)
 
 
 class Driver:
