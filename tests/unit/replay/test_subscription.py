@@ -221,6 +221,15 @@ def test_what_a_topic_says_of_its_fields_goes_with_every_slice(
         subscribed(**{"catchwater.read": path}).tasks({A0: 20}, {A0: 90})
 
 
+def test_who_may_not_ask_for_a_topic_s_settings_reads_as_any_consumer(log: type[Log]) -> None:
+    log.refusal = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    (task,) = subscribed(**{"catchwater.read": "kafka"}).tasks({A0: 20}, {A0: 90})
+    assert {each.fields for each in task.slices} == {""}
+    log.refusal = ErrorCode.INVALID_REQUEST
+    with pytest.raises(RequestRefused):
+        subscribed(**{"catchwater.read": "kafka"}).tasks({A0: 20}, {A0: 90})
+
+
 def test_where_the_configuration_is_not_for_us_the_leaders_are_read(log: type[Log]) -> None:
     log.refusal = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
     assert subscribed().control_url() is None
