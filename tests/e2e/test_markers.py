@@ -6,9 +6,7 @@ line. The same without keys shows that the search finds what there is.
 """
 
 import base64
-import json
 import os
-import subprocess
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -16,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conftest import COMMAND, until
+from tests.conftest import until
 from tests.e2e.in_session import Pipeline, produce, read
 
 from catchwater.objects.seal import KeysNeeded
@@ -64,7 +62,6 @@ checkpoint = "checkpoint"
 local = "local"
 trigger = "available-now"
 shards = 2
-{more}
 [source]
 kafka.bootstrap.servers = "{bootstrap}"
 subscribe = "orders"
@@ -84,10 +81,10 @@ class World:
         self.broker, self.folder, self.key = broker, folder, key
         self.file = folder / "pipeline.toml"
 
-    def write(self, more: str = "") -> None:
+    def write(self) -> None:
         module = f"marked_{abs(hash(self.folder))}"
         (self.folder / f"{module}.py").write_text(FUNCTION)
-        text = FILE.format(module=module, bootstrap=self.broker.bootstrap, more=more)
+        text = FILE.format(module=module, bootstrap=self.broker.bootstrap)
         self.file.write_text(text)
 
     def feed(self) -> None:
@@ -198,33 +195,3 @@ def test_a_pipeline_without_keys_leaves_nothing_in_a_sealed_store(
     with pytest.raises(KeysNeeded, match="is encrypted, and no key was given"):
         Pipeline(None, world.folder, world.file).run()
     assert not {each for each in world.holders(WORD) if each.startswith("data")}
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_spark_leaves_it_only_in_its_scratch(make_world: Callable[[bool], World]) -> None:
-    world = make_world(True)
-    scratch, events = world.folder / "local" / "spark", world.folder / "events"
-    scratch.mkdir(parents=True)
-    events.mkdir()
-    world.write()
-    with world.file.open("a") as file:
-        settings = {
-            "spark.local.dir": str(scratch), "spark.eventLog.enabled": "true",
-            "spark.eventLog.dir": events.as_uri(), "spark.eventLog.compress": "false",
-        }  # fmt: skip
-        file.write("[spark]\n" + "".join(f'"{k}" = {json.dumps(v)}\n' for k, v in settings.items()))
-    world.feed()
-    with (world.folder / "driver.log").open("wb") as log:
-        done = subprocess.run(
-            [COMMAND, "pipeline", "run", str(world.file),
-             "--quick", "--no-supervise"],
-            cwd=world.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=500,
-            check=False,
-        )  # fmt: skip
-    assert done.returncode == 0, (world.folder / "driver.log").read_text()[-3000:]
-    world.check()
-    assert any(events.iterdir())
-    assert not [each for each in world.holders(WORD) if not each.startswith("local/")]
-    assert WORD not in world.said() and world.key not in world.said()
-    assert world.holders(world.key) == set()
