@@ -264,11 +264,10 @@ def href(name: str) -> str:
 
 def form(name: str, to: str = "", topics: str = "") -> Form:
     """What asks for a dry run."""
-    examples = "earliest, latest, 2h ago, 2026-01-31T12:00:00Z or an offset"
     return Form(
         href(name),
         [
-            Field("to", "to", to, examples),
+            Field("to", "to", to, "2h ago, earliest …"),
             Field("topics", "topics", topics, "all that it has read, or TOPIC:0,1 …"),
         ],
         "Show what it would do",
@@ -289,7 +288,10 @@ class Shown(NamedTuple):
 
 def view(name: str, shown: Shown, now_ms: int) -> View:
     """The page of a reset, before it is done."""
-    note = "Nothing is changed by looking. The group must have no members."
+    note = (
+        "earliest, latest, an offset, 2h ago, or a time such as 2026-01-31T12:00:00Z. Nothing is "
+        "changed by looking."
+    )
     panels = [Panel("goal", "Where to", form=form(name, shown.to, shown.topics), note=note)]
     if shown.problem is not None:
         lines = [Line("why", str(shown.problem), mark="fail", note=shown.problem.hint or "")]
