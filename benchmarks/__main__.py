@@ -13,6 +13,7 @@ NAMES = (
     "records",
     "replay",
     "replay_live",
+    "tables",
     "decoder",
     "functions",
     "sinks",

@@ -56,7 +56,9 @@ SLICES: dict[str, Slice] = {
     "slow-log": Slice((_slow("tests/unit", "tests/conformance/test_[a-j]*.py"),)),
     "slow-sinks": Slice((_slow("tests/conformance/test_[k-z]*.py"),)),
     "slow-clients": Slice((_slow("tests/conformance/clients"),), _JDK),
-    "slow-kafkas": Slice((_slow(*_e2e("old_kafkas", "mixed_versions", "secured_pipeline")),)),
+    "slow-kafkas": Slice(
+        (_slow(*_e2e("old_kafkas", "mixed_versions", "secured_pipeline", "tables")),)
+    ),
     "cluster": Slice((_slow(*_e2e("hosts", "cluster")),), ("ip:iproute2",)),
     "slow-operators": Slice((_slow(*_e2e("operators")),)),
     "slow-operator-lives": Slice((_slow(*_e2e("operator_lives")),)),

@@ -7,8 +7,8 @@ answers one JSON line: seconds, CPU seconds of this process tree, and the query'
 Of the query `stream` the answer comes when it runs, and it runs on.
 
 Kinds: `ours` reads storage by plan, `foreign` any Kafka over its protocol, `cut` and `foreign cut`
-the same in bundles that Spark cuts, `history` Parquet where there is some; with `export` the tasks
-write the files; `default` and `tuned` are Spark's connector.
+the same in bundles that Spark cuts, `history` Parquet where there is some, `named` a topic by its
+name; with `export` the tasks write the files; `default` and `tuned` are Spark's connector.
 """
 
 import atexit
@@ -80,6 +80,11 @@ def source(spark: SparkSession, kind: str, query: str, bootstrap: str, topic: st
         from catchwater.replay import history
 
         return history.read(spark, options)
+    if kind == "named":
+        from catchwater.spark import read
+
+        del options["subscribe"]
+        return read(spark, topic, options)
     options["catchwater.read"] = "kafka" if kind.startswith("foreign") else "direct"
     if kind.endswith("cut"):
         from catchwater.spark import read

@@ -29,7 +29,7 @@ from catchwater import retries
 from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError, Restart
 from catchwater.hosts import HERE, farthest, nearest
-from catchwater.replay.plan import Aborted, Missing, PlanRange, Quota, Wanted
+from catchwater.replay.plan import Aborted, Missing, PlanRange, Quota, TableFiles, Wanted
 from catchwater.wire.client import TopicDenied
 
 CONTROL_URL = "catchwater.control.url"
@@ -213,6 +213,33 @@ class Control:
                     "over; read then, or end before it.",
                 )
             self._clock.pause(_LONGEST_BACKOFF_S * self._clock.random.uniform(0.5, 1.0))
+
+    def table_files(self, topic: str, wanted: Mapping[int, tuple[int, int]]) -> TableFiles | None:
+        """Files of the topic's table that stand for these offsets, as far as there are any.
+
+        Raises `SentAstray` where they lie where nothing may be read.
+        """
+        ranges = [{"partition": p, "start": s, "end": e} for p, (s, e) in wanted.items()]
+        try:
+            answer = self.request(
+                "POST", f"{_path('topics', topic)}/table/files", {"ranges": ranges}
+            )
+        except ControlRefused:
+            return None  # It is no table, or a broker's that is older or has it out of reach.
+        if not answer["spans"]:
+            return None
+        found = TableFiles(
+            topic,
+            {int(s["partition"]): (int(s["start"]), int(s["end"])) for s in answer["spans"]},
+            [str(each) for each in answer["whole"]],
+            [str(each) for each in answer["partly"]],
+            str(answer["values"]),
+            int(answer["malformed"]),
+            bool(answer["left_out"]),
+        )
+        for url in (*found.whole, *found.partly):
+            check_location(url, self.url, self.locations)
+        return found
 
     def grant(self, wanted_bytes: int) -> tuple[int, float]:
         """How much of that may be read from storage, and after how many seconds."""

@@ -1,10 +1,12 @@
 """A log's history as one DataFrame: Parquet through Spark's own reader, the rest as Arrow.
 
 A Python source cannot hand Spark a native plan, so this is a function. It plans once, like a batch
-query of the source: segments whose Parquet object lies whole within the wanted offsets, with
-nothing in it that an aborted transaction wrote if only committed records are read, go to Spark's
-Parquet reader; all other offsets, named by exact ranges, to `format("catchwater")`. So does all of
-it where a quota binds the query, for Spark's reader pays from none.
+query of the source. Where the topic is a table, Spark's Parquet reader reads of its files what is
+wanted of the topic, as far as the table has it. Of what is left, segments whose Parquet object lies
+whole within the wanted offsets, with nothing in it that an aborted transaction wrote if only
+committed records are read, are read so, too; all other offsets, named by exact ranges, come by
+`format("catchwater")`. So does all of it where a quota binds the query, for Spark's reader pays
+from none.
 
 Relies on objects never changing, and on a plan's `parquet_first` and `parquet_stop`. Promises the
 rows and columns of the source, each offset once, fixed when the frame is made: what is appended,
@@ -23,12 +25,12 @@ from urllib.parse import unquote, urlsplit
 from weakref import WeakKeyDictionary
 
 from pyspark.sql import Column, DataFrame, SparkSession, types
-from pyspark.sql.functions import col, lit
+from pyspark.sql.functions import col, lit, nullif
 
 from catchwater.config import CatchwaterError
 from catchwater.replay.options import RANGES, SourceOptions
 from catchwater.replay.pin import held, planned
-from catchwater.replay.plan import PlanRange, Slice, Wanted, joined
+from catchwater.replay.plan import PlanRange, Slice, TableFiles, Wanted, joined, without
 from catchwater.replay.source import SPARK_TYPES, loaded, register, schema_of
 from catchwater.replay.subscription import Subscription
 from catchwater.values.settings import MALFORMED, OnMalformed, ValueFormat, identity
@@ -76,13 +78,16 @@ def read(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
     settings = loaded(options)
     with closing(Subscription(settings)) as subscription:
         slices, pin = planned(subscription)
+        is_free = subscription.quota is None  # Spark's reader pays from none.
+        asks_for_pieces = bool(settings.ranges)
+        found = subscription.tables(slices) if is_free and not asks_for_pieces else []
+        tables = [each for each in found if _stands_for(each, settings)]
     with ExitStack() as undo:
         if pin:
             undo.callback(held(pin, lambda: _is_running(spark)))
-        # Spark's reader pays from no quota.
-        is_free = subscription.quota is None
-        parts = split(slices, lambda each: is_free and _is_readable(each, settings))
-        frame = _frame(spark, parts, settings, options)
+        rest = without(slices, tables)
+        parts = split(rest, lambda each: is_free and _is_readable(each, settings))
+        frame = _frame(spark, parts, tables, settings, options)
         _held[frame] = undo.pop_all()
     return frame
 
@@ -138,11 +143,29 @@ def _is_typed(settings: SourceOptions) -> bool:
     return settings.values.format is not ValueFormat.BINARY
 
 
+def _stands_for(each: TableFiles, settings: SourceOptions) -> bool:
+    """Whether a table's rows are what the source would give of these offsets."""
+    wanted = identity(settings.values) if _is_typed(settings) else ""
+    if each.values != wanted or (each.left_out and not settings.read_committed):
+        return False
+    # With a malformed value the source says where it lies, and stops.
+    return not each.malformed or settings.values.on_malformed is OnMalformed.NULL
+
+
 def _frame(
-    spark: SparkSession, parts: Parts, settings: SourceOptions, options: Mapping[str, str]
+    spark: SparkSession,
+    parts: Parts,
+    tables: Sequence[TableFiles],
+    settings: SourceOptions,
+    options: Mapping[str, str],
 ) -> DataFrame:
     schema = schema_of(settings)
     frames = []
+    for each in tables:
+        if each.whole:
+            frames.append(_of_table(spark, each, each.whole, settings))
+        if each.partly:
+            frames.append(_of_table(spark, each, each.partly, settings, _place_in(each)))
     if parts.files:
         frames.append(_natively(spark, parts.files, settings))
     if parts.rest:
@@ -158,20 +181,70 @@ def _natively(spark: SparkSession, urls: Sequence[str], settings: SourceOptions)
     if fields:
         stored.append(types.StructField(_FIELDS, types.StructType(fields)))
     reader = spark.read.schema(types.StructType(stored)).options(**_READER_OPTIONS)
-    frame = reader.parquet(*map(_path, urls))
-    seen = len(frame.inputFiles())
+    rows = reader.parquet(*map(_path, urls))
+    _check_seen(rows, urls)
+    return rows.select(*_columns(settings, fields))
+
+
+def _of_table(
+    spark: SparkSession,
+    table: TableFiles,
+    urls: Sequence[str],
+    settings: SourceOptions,
+    where: Column | None = None,
+) -> DataFrame:
+    """Rows of a topic's table in the columns of the source."""
+    stored = [
+        types.StructField(name, kind)
+        for name, kind in SPARK_TYPES.items()
+        if name not in ("topic", "value")
+    ]
+    fields = [types.StructField("value", types.BinaryType())]
+    if _is_typed(settings):
+        malformed = types.StructField(MALFORMED, types.BinaryType())
+        fields = [*open_decoder(settings.values).fields, malformed]
+    reader = spark.read.schema(types.StructType([*stored, *fields])).options(**_READER_OPTIONS)
+    rows = reader.parquet(*(f"file://{_literal(url.removeprefix('file://'))}" for url in urls))
+    _check_seen(rows, urls)
+    columns = []
+    for name in settings.columns:
+        if name == "topic":
+            # As in the source the column may be null, though it never is.
+            columns.append(nullif(lit(table.topic), lit("")).alias(name))
+        elif name == "value" and _is_typed(settings):
+            is_null = settings.values.on_malformed is OnMalformed.NULL
+            columns += [col(f"`{each.name}`") for each in (fields if is_null else fields[:-1])]
+        else:
+            columns.append(col(name))
+    return (rows if where is None else rows.where(where)).select(*columns)
+
+
+def _place_in(table: TableFiles) -> Column:
+    """Whether a row is one of the table's offsets."""
+    places = [
+        (col("partition") == partition) & (col("offset") >= first) & (col("offset") < stop)
+        for partition, (first, stop) in table.spans.items()
+    ]
+    return reduce(lambda some, more: some | more, places)
+
+
+def _check_seen(rows: DataFrame, urls: Sequence[str]) -> None:
+    seen = len(rows.inputFiles())
     if seen != len(urls):
         raise ParquetUnlisted(
             f"The plan names {len(urls)} Parquet objects, of which Spark's reader sees {seen}; the "
             f"first is {urls[0]}.",
             hint='Read by format("catchwater"), and check the object store.',
         )
-    return frame.select(*_columns(settings, fields))
+
+
+def _literal(path: str) -> str:
+    return _PATTERN_SIGN.sub(r"\\\g<0>", path)
 
 
 def _path(url: str) -> str:
     """The object's path as Spark takes it, which reads patterns and unquotes nothing."""
-    return "file://" + _PATTERN_SIGN.sub(r"\\\g<0>", unquote(urlsplit(url).path))
+    return "file://" + _literal(unquote(urlsplit(url).path))
 
 
 def _columns(settings: SourceOptions, fields: Sequence[types.StructField]) -> Iterator[Column]:

@@ -64,6 +64,36 @@ class Aborted(NamedTuple):
         return cls(topic, *(int(fields[name]) for name in cls._fields[1:]))
 
 
+class TableFiles(NamedTuple):
+    """Files of a topic's table that hold the records of these offsets as rows."""
+
+    topic: str
+    spans: Mapping[int, tuple[int, int]]
+    """By partition: the offsets [first, stop) that they stand for."""
+    whole: Sequence[str]
+    """URLs of files with rows of these offsets only."""
+    partly: Sequence[str]
+    """URLs of files with other rows, too."""
+    values: str
+    """What the values were declared to be; empty: they are bytes."""
+    malformed: int
+    """How many values of the table may not be as declared."""
+    left_out: bool
+    """Whether records of aborted transactions are not in it."""
+
+
+def without(slices: Iterable["Slice"], tables: Iterable[TableFiles]) -> list["Slice"]:
+    """The slices but for the offsets that these tables stand for."""
+    spans = {(each.topic, p): span for each in tables for p, span in each.spans.items()}
+    left = []
+    for each in slices:
+        first, stop = spans.get((each.topic, each.partition), (each.stop, each.stop))
+        before = replace(each, stop=min(each.stop, first))
+        after = replace(each, first=max(each.first, stop))
+        left += [part for part in (before, after) if part.first < part.stop]
+    return left
+
+
 @dataclass(frozen=True, slots=True)
 class PlanRange:
     """Whole batches of one partition in one object, as the control API describes them.

@@ -22,7 +22,7 @@ from catchwater.replay import plan
 from catchwater.replay.control import CONTROL_URL, Control, check_host, logged_in
 from catchwater.replay.offsets import HistoryLost, at_most, wanted
 from catchwater.replay.options import BadOption, Offsets, Position, ReadPath, SourceOptions
-from catchwater.replay.plan import Missing, Quota, Slice, Task, Wanted
+from catchwater.replay.plan import Missing, Quota, Slice, TableFiles, Task, Wanted
 from catchwater.values.policy import FIELDS, parse_policy
 from catchwater.wire.client import EARLIEST, LATEST, Client, RequestRefused
 from catchwater.wire.errors import ErrorCode
@@ -274,6 +274,21 @@ class Subscription:
         check_fields(known)
         self._told[topic] = known, now_s + _FIELDS_S
         return known
+
+    def tables(self, slices: Iterable[Slice]) -> list[TableFiles]:
+        """Files of the topics' tables that stand for some of these slices."""
+        planner = self._planner()
+        if not isinstance(planner, Control):
+            return []
+        found = []
+        for topic, group in groupby(slices, key=lambda each: each.topic):
+            spans: dict[int, tuple[int, int]] = {}
+            for each in group:
+                first, stop = spans.get(each.partition, (each.first, each.stop))
+                spans[each.partition] = min(first, each.first), max(stop, each.stop)
+            files = planner.table_files(topic, spans)
+            found += [files] if files else []
+        return found
 
     def _planner(self) -> "Control | Archive | None":
         """Who knows where the bytes lie; None if records are to be fetched from the leaders."""

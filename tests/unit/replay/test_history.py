@@ -22,8 +22,10 @@ from catchwater.replay.plan import (
     PlanRange,
     Quota,
     Slice,
+    TableFiles,
     Wanted,
     slices_of,
+    without,
 )
 from catchwater.values.settings import identity
 
@@ -195,6 +197,8 @@ class Planned:
         self.closed = 0
         self.held: list[str] = []
         self.parts: list[Parts] = []
+        self.found: list[TableFiles] = []
+        self.taken: list[list[TableFiles]] = []
         self.failure: CatchwaterError | None = None
 
     def close(self) -> None:
@@ -204,8 +208,12 @@ class Planned:
         self.held.append(pin.id)
         return lambda: self.held.remove(pin.id)
 
-    def frame(self, spark: Any, parts: Parts, *_: Any) -> Any:
+    def tables(self, slices: Any) -> list[TableFiles]:
+        return self.found
+
+    def frame(self, spark: Any, parts: Parts, tables: Any, *_: Any) -> Any:
         self.parts.append(parts)
+        self.taken.append(tables)
         if self.failure:
             raise self.failure
         return type("Frame", (), {})()
@@ -232,6 +240,60 @@ def test_what_a_quota_binds_is_left_to_tasks_that_pay(planned: Any) -> None:
         history.read(None, LEAST)  # type: ignore[arg-type]
         assert log.closed == 1
         assert [parts.files for parts in log.parts] == [files]
+
+
+def of_table(
+    *spans: tuple[int, int, int], values: str = "", malformed: int = 0, left_out: bool = False
+) -> TableFiles:
+    found = {partition: (first, stop) for partition, first, stop in spans}
+    return TableFiles("t", found, ["file:///w"], [], values, malformed, left_out)
+
+
+def test_what_a_table_has_is_read_from_it_and_the_rest_as_ever(planned: Any) -> None:
+    log = planned(None)
+    log.found = [of_table((0, 0, 60))]
+    history.read(None, LEAST)  # type: ignore[arg-type]
+    assert log.taken == [log.found]
+    assert log.parts == [Parts([], [Wanted("t", 0, 60, 100)])]
+
+
+def test_a_table_is_not_read_where_a_quota_binds(planned: Any) -> None:
+    log = planned(Quota(1000, "http://c"))
+    log.found = [of_table((0, 0, 60))]
+    history.read(None, LEAST)  # type: ignore[arg-type]
+    assert log.taken == [[]]
+
+
+@given(
+    st.lists(st.integers(0, 100), min_size=2, max_size=12, unique=True),
+    st.tuples(st.integers(0, 100), st.integers(0, 100)),
+)
+def test_every_offset_is_in_the_table_or_in_the_rest(
+    ends: list[int], span: tuple[int, int]
+) -> None:
+    slices = [Slice("t", 0, first, stop) for first, stop in pairwise(sorted(ends))]
+    first, stop = sorted(span)
+    left = without(slices, [of_table((0, first, stop))] if first < stop else [])
+    wanted = {at for each in slices for at in range(each.first, each.stop)}
+    rest = [at for each in left for at in range(each.first, each.stop)]
+    assert sorted(wanted - set(range(first, stop))) == rest
+    other = Slice("u", 0, 0, 5)
+    assert without([other], [of_table((0, 0, 5))]) == [other]
+
+
+def test_a_table_stands_for_what_the_source_would_give_or_not_at_all() -> None:
+    def stands(each: TableFiles, **given_: str) -> bool:
+        return history._stands_for(each, parse_options({**LEAST, **given_}))
+
+    json_of = {"valueFormat": "json", "valueSchema": "a long"}
+    typed = identity(settings(**json_of).values)
+    assert stands(of_table()) and not stands(of_table(values=typed))
+    assert stands(of_table(values=typed), **json_of) and not stands(of_table(), **json_of)
+    bad = of_table(values=typed, malformed=1)
+    assert not stands(bad, **json_of) and stands(bad, **json_of, onMalformed="null")
+    aborted = of_table(left_out=True)
+    committed = {"kafka.isolation.level": "read_committed"}
+    assert not stands(aborted) and stands(aborted, **committed)
 
 
 def test_the_pin_is_held_until_the_frame_is_released_or_could_not_be_made(planned: Any) -> None:

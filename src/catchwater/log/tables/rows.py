@@ -105,7 +105,9 @@ class Shape:
 
     def _as_declared(self, raw: pa.RecordBatch) -> pa.RecordBatch:
         if self._policy is not None:
-            seen = pa.array(map(self._policy.apply, raw.column("value").to_pylist()), pa.binary())
+            seen = pa.array(
+                list(map(self._policy.apply, raw.column("value").to_pylist())), pa.binary()
+            )
             raw = raw.set_column(RAW.get_field_index("value"), RAW.field("value"), seen)
         if self._values is None:
             return raw
