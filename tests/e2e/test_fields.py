@@ -78,7 +78,10 @@ def secret(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def broker(make_broker: Callable[..., Any]) -> Iterator[Any]:
-    made = make_broker({"catchwater.pack.interval.ms": "200", "catchwater.pack.min.bytes": "1"})
+    made = make_broker({
+        "catchwater.pack.interval.ms": "200", "catchwater.pack.min.bytes": "1",
+        "log.retention.ms": "-1",
+    })  # fmt: skip
     with Client(made.bootstrap) as client:
         client.create_topics({"orders": 1}, {"catchwater.fields": FIELDS})
     for n in range(8):

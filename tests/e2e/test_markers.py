@@ -140,6 +140,7 @@ def make_world(
         broker = make_broker({}, start=False)
         broker.settings |= {
             "catchwater.pack.interval.ms": "200", "catchwater.pack.min.bytes": "1",
+            "log.retention.ms": "-1",
             "catchwater.audit.dir": str(broker.home / "audit"),
         }  # fmt: skip
         if is_sealed:
