@@ -20,7 +20,14 @@ from typing import Any
 
 from catchwater.hosts import Address as Address
 from catchwater.hosts import is_loopback
-from catchwater.kafka_listeners import PREFIX, Listener, ListenerRefused, listeners
+from catchwater.kafka_listeners import (
+    CLIENT_AUTH,
+    DEFAULT_HANDSHAKE_RATE,
+    PREFIX,
+    Listener,
+    ListenerRefused,
+    listeners,
+)
 from catchwater.kafka_settings import Setting, understood
 from catchwater.references import (
     SHOWN,
@@ -162,6 +169,7 @@ class BrokerConfig:
     max_connections_per_ip: int = 2_048
     max_connection_creation_rate: int = 1_000
     catchwater_max_connection_creation_rate_per_ip: int = 200
+    catchwater_max_handshake_rate: int = DEFAULT_HANDSHAKE_RATE
     catchwater_max_control_connections: int = 512
     queued_max_request_bytes: int = 50_331_648
     connections_max_idle_ms: int = 600_000
@@ -203,6 +211,8 @@ class BrokerConfig:
     catchwater_traces_every: int = 0
     catchwater_control_protocol: str = "http"
     """Of `catchwater.control.listener`, in the same way."""
+    catchwater_control_ssl_client_auth: str = "none"
+    """Whether callers of the control API show certificates: none, requested, required."""
     catchwater_control_hosts: str = ""
     catchwater_drills_dir: Path | None = None
     """Where `catchwater drill` keeps its results, to be shown on the page."""
@@ -289,6 +299,7 @@ _LEAST = {
     "max.connections.per.ip": 1,
     "max.connection.creation.rate": 1,
     "catchwater.max.connection.creation.rate.per.ip": 1,
+    "catchwater.max.handshake.rate": 1,
     "catchwater.max.control.connections": 1,
     "queued.max.request.bytes": 1_048_576,
     "connections.max.idle.ms": 1,
@@ -525,6 +536,17 @@ def _check_security(config: BrokerConfig) -> None:
             "catchwater.control.listener is to be encrypted, but there is no certificate.",
             hint="Set ssl.keystore.location to a PEM file with the private key and the chain.",
         )
+    client_auth = config.catchwater_control_ssl_client_auth
+    if client_auth not in CLIENT_AUTH:
+        raise ConfigError(
+            f"catchwater.control.ssl.client.auth cannot be {client_auth!r}.",
+            hint=f"It is one of {', '.join(CLIENT_AUTH)}.",
+        )
+    if client_auth != "none" and not (is_encrypted and config.ssl_truststore_location):
+        raise ConfigError(
+            "Callers of the control API are to show certificates, but nobody is said to sign them.",
+            hint="Set ssl.truststore.location to a PEM file with the authorities, and use https://.",
+        )
     _check_access(config)
 
 
@@ -541,10 +563,10 @@ def _check_access(config: BrokerConfig) -> None:
                 "anything.",
                 hint="Set super.users=User:admin; several are separated by semicolons.",
             )
-    elif asking:
+    elif asking or config.catchwater_control_ssl_client_auth != "none":
+        where = f"the listener {asking[0].name}" if asking else "the control API"
         raise ConfigError(
-            f"At the listener {asking[0].name} clients say who they are, but there are no users "
-            "and no rules.",
+            f"At {where} clients say who they are, but there are no users and no rules.",
             hint="Set super.users=User:admin, and catchwater.access.file; "
             "catchwater access user admin --file FILE makes the first user.",
         )

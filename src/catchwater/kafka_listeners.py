@@ -15,10 +15,12 @@ PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 CLIENT_AUTH = ("none", "requested", "required")
 PREFIX = "listener.name."
+DEFAULT_HANDSHAKE_RATE = 300
 OF_A_LISTENER = (
     "sasl.enabled.mechanisms", "ssl.keystore.location", "ssl.keystore.type",
     "ssl.truststore.location", "ssl.truststore.type", "ssl.client.auth",
     "ssl.principal.mapping.rules", "max.connections", "connections.max.reauth.ms",
+    "catchwater.max.handshake.rate",
 )  # fmt: skip
 """Each listener may have its own."""
 _MODULES = {
@@ -56,6 +58,8 @@ class Listener:
     max_connections: int | None = None
     reauth_ms: int = 0
     """After so long a login has to be repeated; 0: never."""
+    max_handshake_rate: int = DEFAULT_HANDSHAKE_RATE
+    """TLS handshakes a second."""
 
     @property
     def is_encrypted(self) -> bool:
@@ -132,6 +136,10 @@ def _listener(
         if f"{PREFIX}{name.lower()}.max.connections" in texts
         else None,
         _number(own("connections.max.reauth.ms", "0"), "connections.max.reauth.ms"),
+        _number(
+            own("catchwater.max.handshake.rate", str(DEFAULT_HANDSHAKE_RATE)),
+            "catchwater.max.handshake.rate",
+        ),
     )
     for kind in ("ssl.keystore.type", "ssl.truststore.type"):
         if own(kind, "PEM").upper() != "PEM":
@@ -153,6 +161,11 @@ def _check(listener: Listener, is_insecure: bool) -> None:
         raise ListenerRefused(
             f"{where}: listeners is to be encrypted, but there is no certificate.",
             "Set ssl.keystore.location to a PEM file with the private key and the chain.",
+        )
+    if listener.max_handshake_rate < 1:
+        raise ListenerRefused(
+            f"{where}: catchwater.max.handshake.rate is 0, so that nobody could connect.",
+            "It is a number of TLS handshakes a second.",
         )
     if listener.client_auth not in CLIENT_AUTH:
         raise ListenerRefused(

@@ -11,12 +11,15 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from prometheus_client.parser import text_string_to_metric_families
+from tests.certificates import certificate
+from tests.ports import free_port
 
 from catchwater.config import CatchwaterError
 from catchwater.replay.control import Control
@@ -33,6 +36,7 @@ RESTING = {
     "pipeline_verdict", "planned_bytes_total", "replay_granted_bytes_total",
     "replay_throttled_seconds_total", "txn_errors_total", "txn_open", "brokers",
     "lagging_bytes_total", "retries_total", "throttled_seconds_total",
+    "certificate_end_timestamp_seconds",
 }  # fmt: skip
 """What stands still unless its own fault is there."""
 
@@ -42,8 +46,9 @@ Values = dict[tuple[str, Any], float]
 class World:
     """A broker, and what happens to it."""
 
-    def __init__(self, broker: Any) -> None:
+    def __init__(self, broker: Any, certificate: Path) -> None:
         self.broker = broker
+        self.certificate = certificate
         self.control = Control(broker.control_url)
         self.kept: list[Any] = []
         """What has to live on for a fault to last."""
@@ -117,6 +122,12 @@ class World:
             with suppress(OSError):
                 raw.recv(1)
 
+    def renew_the_certificate(self) -> None:
+        folder = self.certificate.parent / "renewed"
+        folder.mkdir()
+        renewed, _ = certificate(folder, lasts=timedelta(days=90))
+        os.replace(renewed, self.certificate)
+
     def pin(self) -> None:
         place = {"topic": "t", "partition": 0, "offset": 0}
         self.control.set_pin("p", {"owner": "o", "positions": [place]})
@@ -170,6 +181,7 @@ FAULTS: list[tuple[Callable[[World], None], set[str]]] = [
     (World.leave_a_transaction_open, {"txn_open"}),
     (World.fence_a_producer, {"txn_errors_total", "commit_latency_seconds_count"}),
     (World.send_nonsense, {"connections_closed_total"}),
+    (World.renew_the_certificate, {"certificate_end_timestamp_seconds"}),
     (World.pin, {"pins"}),
     (World.report_a_failure, {"pipeline_verdict", "pipeline_report_age_seconds"}),
     (World.replay_more_than_the_quota,
@@ -193,9 +205,17 @@ ELSEWHERE = {
 
 
 @pytest.fixture(scope="module")
-def world(make_broker: Callable[..., Any]) -> Iterator[World]:
-    quota = {"catchwater.replay.quota.bytes.per.second": "1000000"}
-    made = World(make_broker({**quota, "catchwater.group.max.staleness": "late=1h"}))
+def world(
+    make_broker: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[World]:
+    pem, _ = certificate(tmp_path_factory.mktemp("world"))
+    settings = {
+        "listeners": f"PLAINTEXT://127.0.0.1:{free_port()},SSL://127.0.0.1:{free_port()}",
+        "ssl.keystore.location": str(pem),
+        "catchwater.replay.quota.bytes.per.second": "1000000",
+        "catchwater.group.max.staleness": "late=1h",
+    }
+    made = World(make_broker(settings), pem)
     yield made
     for each in made.kept:
         if isinstance(each, Consumer | socket.socket):

@@ -1,9 +1,12 @@
 """Our broker with several listeners: certificates, repeated logins, tokens, Kafka's admin API."""
 
+import base64
+import re
 import resource
 import socket
 import ssl
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +27,7 @@ from confluent_kafka.admin import (
     UserScramCredentialDeletion,
     UserScramCredentialUpsertion,
 )
+from cryptography import x509
 from tests.certificates import certificate
 from tests.conformance.corpus import DEADLINE_S
 from tests.conftest import until
@@ -57,6 +61,10 @@ class Listening:
                 "INSIDE:PLAINTEXT,CERTS:SSL,LOGINS:SASL_SSL,TOKENS:SASL_SSL",
             "inter.broker.listener.name": "INSIDE",
             "ssl.keystore.location": str(self.pem),
+            "catchwater.control.listener": "https://127.0.0.1:0",
+            "catchwater.control.ssl.client.auth": "requested",
+            "ssl.truststore.location": str(self.client_ca),
+            "ssl.principal.mapping.rules": "RULE:^CN=(.*)$/cert-$1/",
             "listener.name.certs.ssl.client.auth": "required",
             "listener.name.certs.ssl.truststore.location": str(self.client_ca),
             "listener.name.certs.ssl.principal.mapping.rules": "RULE:^CN=(.*)$/cert-$1/",
@@ -152,6 +160,56 @@ def test_a_stranger_s_certificate_and_none_are_refused(listening: Listening) -> 
                 connection.sendall(b"\0\0\0\x0a\0\x12\0\0\0\0\0\x01\xff\xff")
                 if not connection.recv(4):
                     raise ConnectionResetError
+
+
+def asked(listening: Listening, pem: Path | None, **headers: str) -> int:
+    """The status with which the control API answers a question that needs a rule."""
+    context = ssl.create_default_context(cafile=str(listening.ca))
+    if pem is not None:
+        context.load_cert_chain(pem)
+    url = f"{listening.broker.control_url}/api/v1/cluster"
+    request = urllib.request.Request(url, headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=DEADLINE_S, context=context) as reply:
+            return int(reply.status)
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error.code
+
+
+def test_the_control_api_knows_callers_by_certificate_password_and_token(
+    listening: Listening,
+) -> None:
+    listening.provider.audience = AUDIENCE
+    right, wrong = (
+        {"Authorization": "Basic " + base64.b64encode(login).decode()}
+        for login in (b"admin:root", b"admin:wrong")
+    )
+    bearer = {"Authorization": f"Bearer {listening.provider.token()}"}
+    assert asked(listening, None) == 401
+    assert asked(listening, listening.client) == 200
+    assert asked(listening, None, **right) == 200
+    assert asked(listening, None, **bearer) == 200
+    assert asked(listening, listening.client, **wrong) == 401, "what is said counts, if it is"
+    with pytest.raises(OSError):
+        asked(listening, listening.stranger)
+
+
+def test_the_end_of_every_certificate_is_a_metric(listening: Listening) -> None:
+    context = ssl.create_default_context(cafile=str(listening.ca))
+    context.load_cert_chain(listening.client)
+    url = f"{listening.broker.control_url}/metrics"
+    with urllib.request.urlopen(url, timeout=DEADLINE_S, context=context) as reply:
+        page = reply.read().decode()
+    found = dict(
+        re.findall(
+            r'^catchwater_certificate_end_timestamp_seconds{listener="(.+)"} (\S+)$', page, re.M
+        )
+    )
+    assert set(found) == {"CERTS", "LOGINS", "TOKENS", "control API"}
+    own = x509.load_pem_x509_certificate(listening.pem.read_bytes())
+    assert {float(each) for each in found.values()} == {own.not_valid_after_utc.timestamp()}
+    assert f"{listening.pem} ends on" in listening.broker.log(), "within a day"
 
 
 def test_a_token_for_somebody_else_is_refused(listening: Listening) -> None:

@@ -384,6 +384,17 @@ SECURE = {"catchwater.access.file": "/a.json", "super.users": "User:admin"}
         ({"catchwater.access.file": "/a.json", "super.users": "alice"}, "super.users names nobody"),
         ({"sasl.enabled.mechanisms": "GSSAPI"}, "cannot have GSSAPI"),
         ({"ssl.keystore.type": "JKS"}, "must be PEM"),
+        ({"catchwater.control.ssl.client.auth": "maybe"}, "client.auth cannot be 'maybe'"),
+        ({"catchwater.control.ssl.client.auth": "required"}, "nobody is said to sign them"),
+        (
+            {
+                "catchwater.control.ssl.client.auth": "required",
+                "ssl.keystore.location": "/k.pem",
+                "catchwater.control.listener": "https://127.0.0.1:1",
+                "ssl.truststore.location": "/ca.pem",
+            },
+            "At the control API clients say who they are, but there are no users",
+        ),
     ],
 )
 def test_what_would_let_everybody_in_or_nobody_is_refused(
@@ -402,6 +413,7 @@ LISTENERS = {
     "listener.name.outside.sasl.enabled.mechanisms": "SCRAM-SHA-256",
     "listener.name.outside.connections.max.reauth.ms": "10000",
     "listener.name.outside.max.connections": "7",
+    "listener.name.outside.catchwater.max.handshake.rate": "50",
     "listener.name.outside.scram-sha-256.sasl.jaas.config":
         "org.apache.kafka.common.security.scram.ScramLoginModule required;",
     "listener.name.certified.ssl.client.auth": "required",
@@ -418,6 +430,7 @@ def test_each_listener_has_its_own_settings() -> None:
     assert (inside.max_connections, inside.reauth_ms, inside.keystore) == (None, 0, None)
     assert (outside.mechanisms, outside.reauth_ms) == (("SCRAM-SHA-256",), 10_000)
     assert (outside.max_connections, outside.keystore) == (7, Path("/k.pem"))
+    assert (outside.max_handshake_rate, certified.max_handshake_rate) == (50, 300)
     assert outside.advertised == Address("kafka.example", 19093)
     assert (certified.client_auth, certified.truststore) == ("required", Path("/ca.pem"))
     assert (certified.keystore, certified.mechanisms) == (Path("/other.pem"), ())
@@ -433,6 +446,7 @@ def test_each_listener_has_its_own_settings() -> None:
         ({"listener.name.outside.num.partitions": "1"}, "no setting num.partitions of its own"),
         ({"listener.name.outside.plain.sasl.jaas.config": "x"}, "no setting plain.sasl.jaas"),
         ({"listener.name.outside.max.connections": "-1"}, "must be a whole number"),
+        ({"listener.name.outside.catchwater.max.handshake.rate": "0"}, "nobody could connect"),
         ({"listener.name.certified.ssl.client.auth": "perhaps"}, "cannot be 'perhaps'"),
         ({"listener.name.inside.ssl.client.auth": "required"}, "nobody is said to sign them"),
         ({"listeners": "INSIDE://10.0.0.1:9092"}, "can be reached from other machines"),

@@ -43,6 +43,7 @@ from catchwater.broker.quotas import (
     ReplayQuotas,
     Settings,
 )
+from catchwater.broker.tls import Certificate
 from catchwater.catalog.errors import CatalogRetriable
 from catchwater.catalog.rows import BrokerRow, QuotaRow, Topic
 from catchwater.clock import Clock
@@ -83,6 +84,8 @@ class Broker:
     """What requests are let through, by the Kafka protocol and by the control API alike."""
     guard: Guard | None = None
     """Users and rules, where there are any; its gates then take the place of `gate`."""
+    control_certificate: Certificate | None = None
+    """The control API's, and who signs those of its callers; None where it is without TLS."""
     audit: Audit | None = None
     """Where refusals and what administrators do are written down, if anywhere."""
     traces: "ChunkTraces | None" = None

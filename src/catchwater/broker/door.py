@@ -3,6 +3,9 @@
 The event loop's own server accepts all connections that the kernel has queued before any can be
 refused: a thousand descriptors at once, which the broker may not have. If accept(2) fails, mostly
 because the system has no more descriptors, this one pauses instead of trying in a loop.
+
+A TLS handshake costs the event loop far more than a request does, so each port has a rate of its
+own at which they begin (`HandshakeRates`); a connection beyond it is closed before it costs one.
 """
 
 import asyncio
@@ -12,7 +15,8 @@ import ssl
 from collections.abc import Callable
 from typing import Any
 
-from catchwater.broker.pressure import AT_ONCE
+from catchwater.broker.pressure import AT_ONCE, ConnectionRates
+from catchwater.clock import Clock
 
 PAUSE_S = 0.5
 HANDSHAKE_S = 10.0
@@ -20,7 +24,37 @@ MOST_HANDSHAKES, MOST_SILENT = 16, 12
 """TLS handshakes under way, and connections that have not begun one: descriptors that `pressure`
 has kept back are enough for so many."""
 
+_MOST_ADDRESSES = 1_000
+_BURST_S = 1.0
+
 _log = logging.getLogger("catchwater.broker")
+
+
+class HandshakeRates:
+    """TLS handshakes of one port a second, a second's worth at once; one address has half of them.
+
+    So a flood from one address leaves room for others, and one from many leaves the event loop to
+    the clients who are in.
+    """
+
+    def __init__(self, rate: int, clock: Clock, refused: Callable[[str, str], None]) -> None:
+        """`refused` is told the address that asked too often, and what it was refused by."""
+        self._rate = rate
+        self._clock = clock
+        self._refused = refused
+        now_s = clock.monotonic_s()
+        self._rates = ConnectionRates(rate, max(1, rate // 2), now_s, _BURST_S)
+
+    def admit(self, host: str) -> bool:
+        """Whether one more may begin now; counts it."""
+        now_s = self._clock.monotonic_s()
+        if len(self._rates) >= _MOST_ADDRESSES:
+            self._rates.forget_silent(now_s)
+        if self._rates.admit(host, now_s) is None:
+            return True
+        limit = f"catchwater.max.handshake.rate = {self._rate} (a second) allows"
+        self._refused(host, f"TLS handshakes come faster than {limit}.")
+        return False
 
 
 class Door:
@@ -31,9 +65,11 @@ class Door:
         bound: socket.socket,
         protocol: Callable[[], asyncio.BaseProtocol],
         tls: Callable[[], ssl.SSLContext] | None = None,
+        rates: HandshakeRates | None = None,
     ) -> None:
         """Begins at once, in the running loop; `tls` gives what new connections are to have."""
         self._tls = tls
+        self._rates = rates
         self._silent: dict[socket.socket, asyncio.TimerHandle] = {}
         """Connections that have not sent the first byte of their handshake, the oldest first."""
         self._shaking: dict[asyncio.Task[Any], None] = {}
@@ -119,6 +155,9 @@ class Door:
         assert self._tls is not None
         self._loop.remove_reader(accepted)
         self._silent.pop(accepted).cancel()
+        if self._rates is not None and not self._rates.admit(_host(accepted)):
+            accepted.close()
+            return
         if len(self._shaking) >= MOST_HANDSHAKES:
             oldest = next(iter(self._shaking))
             del self._shaking[oldest]
@@ -147,3 +186,11 @@ class Door:
             opening.exception()  # retrieved, for the client may have gone again already
         if was_full:
             self._watch()
+
+
+def _host(accepted: socket.socket) -> str:
+    """The client's address; empty, where it has gone again."""
+    try:
+        return str(accepted.getpeername()[0])
+    except OSError:
+        return ""

@@ -13,7 +13,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -32,14 +32,14 @@ from catchwater.broker.coordination.consumer.member import ConsumerLimits
 from catchwater.broker.coordination.coordinator import Coordinator
 from catchwater.broker.coordination.held import LogClaims
 from catchwater.broker.coordination.members import GroupLimits
-from catchwater.broker.door import Door
+from catchwater.broker.door import Door, HandshakeRates
 from catchwater.broker.gate import AllButSealed
 from catchwater.broker.metrics import Metrics
 from catchwater.broker.peers import Peers
 from catchwater.broker.pressure import AT_ONCE, RESERVE, fitted, printable
 from catchwater.broker.router import APIS
 from catchwater.broker.server import Server
-from catchwater.broker.tls import Certificate, of_listeners
+from catchwater.broker.tls import CONTROL, Certificate, of_listeners
 from catchwater.broker.tokens import Tokens, check_settings
 from catchwater.broker.traces import ChunkTraces
 from catchwater.catalog.errors import CatalogRetriable
@@ -104,6 +104,7 @@ class _ControlServer(uvicorn.Server):
     """uvicorn in our event loop, without its signal handlers, behind a `Door` of ours."""
 
     certificate: Certificate | None = None
+    rates: HandshakeRates | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         assert sockets is not None
@@ -117,7 +118,7 @@ class _ControlServer(uvicorn.Server):
             return made
 
         tls = None if certificate is None else (lambda: certificate.context)
-        self.servers = [cast(Any, Door(bound, connection, tls)) for bound in sockets]
+        self.servers = [cast(Any, Door(bound, connection, tls, self.rates)) for bound in sockets]
         self.started = True
 
     @contextmanager
@@ -357,8 +358,9 @@ async def _serve_log(
     certificates = of_listeners(config.kafka_listeners)
     keystore, tls = config.ssl_keystore_location, None
     if keystore is not None and config.catchwater_control_protocol == "https":
-        certificates[""] = Certificate(keystore)
-        tls = certificates[""]
+        client_auth = config.catchwater_control_ssl_client_auth
+        tls = Certificate(keystore, config.ssl_truststore_location, client_auth)
+        broker.control_certificate = certificates[CONTROL] = tls
     traces = _traced(config, broker)
     server = Server(broker)
     stop = _stop_signal()
@@ -378,6 +380,9 @@ async def _serve_log(
     serving_http.load()
     control_server = _ControlServer(serving_http)
     control_server.certificate = tls
+    if tls is not None:
+        rate = config.catchwater_max_handshake_rate
+        control_server.rates = HandshakeRates(rate, clock, control_port.refused_handshake)
     _listen(control, config.catchwater_control_listener, _CONTROL)
     for listener in config.kafka_listeners:
         _listen(kafka[listener.name], listener.address, _KAFKA)
@@ -394,7 +399,7 @@ async def _serve_log(
             tasks.create_task(_measure_loop_lag(broker)),
             tasks.create_task(_refresh_quotas(broker)),
             tasks.create_task(_collect_seldom(clock)),
-            tasks.create_task(_refresh_security(broker, list(certificates.values()))),
+            tasks.create_task(_refresh_security(broker, certificates)),
             tasks.create_task(_stop_if_replaced(log, stop)),
             *([tasks.create_task(page.run())] if page else []),
         ]
@@ -501,10 +506,15 @@ def _named(heard: Mapping[str, Address]) -> str:
     return ", ".join(f"{address} ({name})" for name, address in heard.items())
 
 
-async def _refresh_security(broker: Broker, certificates: Sequence[Certificate]) -> None:
+async def _refresh_security(broker: Broker, certificates: Mapping[str, Certificate]) -> None:
     """Look for other users and rules twice a second: what was taken away ends within one."""
-    watched = [each.refresh for each in (broker.guard, *certificates) if each is not None]
+    used = set(certificates.values())  # listeners with the same files share one
+    watched = [each.refresh for each in (broker.guard, *used) if each is not None]
     while watched:
+        for each in used:
+            each.remind(broker.clock.now_ms() / 1000)
+        for name, each in certificates.items():
+            broker.metrics.certificate_ends.labels(name).set(each.ends_s)
         await broker.clock.sleep(0.5)
         for refresh in watched:
             await asyncio.to_thread(refresh)

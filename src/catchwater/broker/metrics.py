@@ -249,6 +249,11 @@ class Metrics:
         self.connections_closed = self._counter(
             "connections_closed", "Connections that the broker closed on its own.", "reason"
         )
+        self.certificate_ends = self._gauge(
+            "certificate_end_timestamp_seconds",
+            "When the certificate of a listener, or of the control API, ends.",
+            "listener",
+        )
         self.throttled_seconds = self._counter(
             "throttled_seconds", "For how long clients were not read from, by their quota.", "quota"
         )

@@ -359,15 +359,16 @@ class ConnectionRates:
     the memory has a bound, too.
     """
 
-    def __init__(self, of_all: int, per_ip: int, now_s: float) -> None:
-        self._all = TokenBucket(of_all, of_all * BURST_S, now_s)
+    def __init__(self, of_all: int, per_ip: int, now_s: float, burst_s: float = BURST_S) -> None:
+        self._all = TokenBucket(of_all, of_all * burst_s, now_s)
         self._of_all = of_all
         self._per_ip = per_ip
+        self._burst_s = burst_s
         self._by_ip: dict[str, TokenBucket] = {}
 
     def admit(self, ip: str, now_s: float) -> Exceeded | None:
         """Count a new connection; None: it may stay. One that may not costs others nothing."""
-        own = self._by_ip.get(ip) or TokenBucket(self._per_ip, self._per_ip * BURST_S, now_s)
+        own = self._by_ip.get(ip) or TokenBucket(self._per_ip, self._per_ip * self._burst_s, now_s)
         if own.holds(now_s) < 1:
             key = "catchwater.max.connection.creation.rate.per.ip"
             return Exceeded("rate_per_ip", key, self._per_ip)

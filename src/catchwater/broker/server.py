@@ -28,7 +28,7 @@ from typing import Any, cast
 
 from catchwater.broker import pressure, router
 from catchwater.broker.broker import Broker, Later
-from catchwater.broker.door import Door
+from catchwater.broker.door import Door, HandshakeRates
 from catchwater.broker.login import NotLoggedIn, Session
 from catchwater.broker.metrics import SECONDS
 from catchwater.broker.pressure import (
@@ -392,8 +392,15 @@ class Server:
         """Accept connections on a socket that listens."""
         if certificate is not None:
             self._certificates[listener.name] = certificate
-        tls = None if certificate is None else (lambda: certificate.context)
-        self._doors.append(Door(bound, lambda: Connection(self, listener), tls))
+        tls = rates = None
+        if certificate is not None:
+            tls, rate = (lambda: certificate.context), listener.max_handshake_rate
+            rates = HandshakeRates(rate, self.broker.clock, self._refuse_handshake)
+        self._doors.append(Door(bound, lambda: Connection(self, listener), tls, rates))
+
+    def _refuse_handshake(self, host: str, message: str) -> None:
+        self.broker.metrics.connections_closed.labels("handshake_rate").inc()
+        self.refusals.write(host, message, self.broker.clock.monotonic_s())
 
     def session(
         self, host: str, listener: Listener, shown: Mapping[str, Any] | None

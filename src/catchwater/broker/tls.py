@@ -3,16 +3,20 @@
 TLS 1.2 at least. Files are PEM. A renewed file is used within a second; one that cannot be used is
 reported, and what was there before stays in use. Where clients show certificates there are no
 session tickets, so that each connection is judged by the authorities of today; when these change,
-connections that were made by certificate end.
+connections that were made by certificate end. From `REMIND_S` before its end on, a certificate is
+spoken of once a day.
 
 A client's name is its certificate's subject as Java writes it (RFC 2253), made a principal by
 Kafka's rules (`ssl.principal.mapping.rules`): everything special in it is escaped, so that nobody
 can write another's name.
 """
 
+import base64
+import calendar
 import logging
 import re
 import ssl
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +25,12 @@ from catchwater.config import CatchwaterError, ConfigError
 from catchwater.kafka_listeners import Listener
 
 _LOG = logging.getLogger("catchwater.broker")
+
+REMIND_S = 14 * 86_400.0
+_AGAIN_S = 86_400.0
+
+CONTROL = "control API"
+"""What the control API is called among the listeners."""
 
 _VERIFY = {
     "none": ssl.CERT_NONE, "requested": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED,
@@ -42,6 +52,9 @@ class Certificate:
         self.context = self._made()
         self._seen = _look(keystore)
         self._seen_authorities = self._look_at_authorities()
+        self.ends_s = _ends_s(keystore)
+        """When it, or one of those in the file that signed it, ends: seconds since 1970."""
+        self._reminded_s = float("-inf")
 
     def refresh(self) -> None:
         """Use the files as they are now for new connections, if they are others."""
@@ -52,6 +65,7 @@ class Certificate:
             is_signed_by_others = authorities != self._seen_authorities
             self._seen, self._seen_authorities = seen, authorities
             made = self._made()  # one that is bad must not be loaded by halves
+            ends_s = _ends_s(self._keystore)
             if is_signed_by_others:
                 self.context = made
                 self.version += 1
@@ -59,8 +73,23 @@ class Certificate:
             else:
                 self.context.load_cert_chain(self._keystore)
                 _LOG.info("New connections get the renewed certificate in %s.", self._keystore)
+            self.ends_s, self._reminded_s = ends_s, float("-inf")
         except (OSError, CatchwaterError) as error:
             _LOG.error("The certificate in use stays, for %s is no good: %s", self._keystore, error)
+
+    def remind(self, now_s: float) -> None:
+        """Say in the log that the certificate ends soon or has ended, once a day."""
+        left_s = self.ends_s - now_s
+        if not left_s <= REMIND_S or now_s - self._reminded_s < _AGAIN_S:
+            return
+        self._reminded_s = now_s
+        at = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(self.ends_s))
+        if left_s > 0:
+            text = "The certificate in %s ends on %s, in %.1f days; a new file is used at once."
+            _LOG.warning(text, self._keystore, at, left_s / 86_400)
+        else:
+            text = "The certificate in %s has ended on %s: clients refuse it. Put a new one there."
+            _LOG.error(text, self._keystore, at)
 
     def _look_at_authorities(self) -> Any:
         return None if self._truststore is None else _look(self._truststore)
@@ -111,6 +140,48 @@ def _context(path: Path) -> ssl.SSLContext:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
     return context
+
+
+_PEM = re.compile(r"-----BEGIN (X509 |TRUSTED )?CERTIFICATE-----(.+?)-----END", re.DOTALL)
+_UTC_TIME = 0x17
+_VERSION = 0xA0
+
+
+def _ends_s(path: Path) -> float:
+    """When the first of a file's certificates ends; NaN, where that cannot be read.
+
+    OpenSSL has read the file before, and Python's `ssl` does not say it of a server's own.
+    """
+    found = _PEM.findall(path.read_text(encoding="ascii", errors="replace"))
+    try:
+        return float(min(_not_after(base64.b64decode(text)) for _, text in found))
+    except (ValueError, IndexError):
+        return float("nan")
+
+
+def _not_after(der: bytes) -> int:
+    """When a certificate ends, seconds since 1970 (RFC 5280 4.1 and 4.1.2.5)."""
+    _, at, _ = _element(der, 0)
+    _, at, _ = _element(der, at)
+    tag, _, end = _element(der, at)
+    at = end if tag == _VERSION else at
+    for _ in range(3):  # serial number, algorithm, issuer
+        at = _element(der, at)[2]
+    _, begins, _ = _element(der, at)
+    tag, start, end = _element(der, _element(der, begins)[2])
+    text = der[start:end].decode("ascii")
+    if tag == _UTC_TIME:  # two digits of the year, from 1950 on
+        text = f"{20 if text[0] < '5' else 19}{text}"
+    return calendar.timegm(time.strptime(text, "%Y%m%d%H%M%SZ"))
+
+
+def _element(der: bytes, at: int) -> tuple[int, int, int]:
+    """The tag of what stands here, where its content begins and where it ends."""
+    tag, size, start = der[at], der[at + 1], at + 2
+    if size & 0x80:
+        digits = size & 0x7F
+        size, start = int.from_bytes(der[start : start + digits], "big"), start + digits
+    return tag, start, start + size
 
 
 def _trust(context: ssl.SSLContext, path: Path) -> None:

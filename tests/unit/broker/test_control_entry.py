@@ -2,7 +2,9 @@
 
 import base64
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -46,7 +48,7 @@ def guarded(broker: Broker, tmp_path: Path) -> Broker:
 
 async def call(
     broker: Broker, method: str, path: str, body: Any = None, login: tuple[str, str] | None = None,
-    **headers: str,
+    shown: tuple[Any, int] | None = None, **headers: str,
 ) -> tuple[int, Any, dict[bytes, bytes]]:  # fmt: skip
     sent: list[dict[str, Any]] = []
 
@@ -57,12 +59,12 @@ async def call(
         sent.append(message)
 
     if login:
-        shown = base64.b64encode(":".join(login).encode()).decode()
-        headers["authorization"] = f"Basic {shown}"
+        text = base64.b64encode(":".join(login).encode()).decode()
+        headers["authorization"] = f"Basic {text}"
     named = [(name.encode(), value.encode()) for name, value in headers.items()]
     scope = {
         "type": "http", "method": method, "path": path, "headers": named, "query_string": b"",
-        "client": ("127.0.0.1", 1),
+        "client": ("127.0.0.1", 1), "state": {"certificate": shown} if shown else {},
     }  # fmt: skip
     await create_app(broker)(scope, receive, send)
     text = b"".join(each.get("body", b"") for each in sent)
@@ -185,3 +187,31 @@ async def test_a_page_of_somebody_else_changes_nothing(
     headers = {"host": "localhost:9644"} | ({"origin": origin} if origin else {})
     body = {"bytes": 1, "client_id": "victim"}
     assert (await call(broker, method, "/api/v1/grants", body, **headers))[0] == status
+
+
+async def test_a_certificate_names_the_caller_until_other_authorities_sign(
+    guarded: Broker,
+) -> None:
+    """Who logs in besides is the user of the login; a certificate that no rule fits is refused."""
+    own: Any = SimpleNamespace(version=0)
+    guarded.control_certificate = own
+    guarded.config = replace(guarded.config, ssl_principal_mapping_rules="RULE:^CN=(.*)$/$1/")
+
+    def named(name: str) -> Any:
+        return {"subject": ((("commonName", name),),)}
+
+    async def status(shown: Any, login: tuple[str, str] | None = None) -> int:
+        try:
+            return (await call(guarded, "GET", "/api/v1/cluster", None, login, (shown, 0)))[0]
+        except AttributeError:  # behind the door there is no log here
+            return 200
+
+    assert [await status(named(name)) for name in ("admin", "alice")] == [200, 403]
+    assert await status(None) == 401
+    assert await status(named("admin"), ALICE) == 403
+    assert await status(named("alice"), ADMIN) == 200
+    assert await status({"subject": ((("organizationName", "admin"),),)}) == 401
+    own.version = 1
+    assert await status(named("admin")) == 401
+    guarded.control_certificate = None
+    assert await status(named("admin")) == 401

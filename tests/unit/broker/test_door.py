@@ -14,6 +14,7 @@ from tests.certificates import certificate
 
 from catchwater.broker import door
 from catchwater.broker.pressure import AT_ONCE
+from catchwater.clock import ManualClock
 
 
 class Bound(socket.socket):
@@ -161,3 +162,48 @@ async def test_a_silent_connection_is_given_up_in_time(
     with client(bound) as silent:
         assert await read(silent) == b""
     entrance.close()
+
+
+async def test_handshakes_beyond_the_rate_are_refused_and_others_are_served(
+    bound: Bound, tmp_path: Path
+) -> None:
+    """One address has half of the rate; what is refused costs no handshake."""
+    pem, ca = certificate(tmp_path)
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(pem)
+    context = ssl.create_default_context(cafile=str(ca))
+    refused: list[tuple[str, str]] = []
+    clock = ManualClock()
+    rates = door.HandshakeRates(8, clock, lambda *about: refused.append(about))
+    Greeting.made = []
+    entrance = door.Door(bound, Greeting, lambda: server, rates)
+
+    def greeted() -> bytes:
+        try:
+            with context.wrap_socket(client(bound), server_hostname="localhost") as connection:
+                return connection.recv(5)
+        except OSError:
+            return b""
+
+    async with asyncio.timeout(60):
+        answers = [await asyncio.to_thread(greeted) for _ in range(6)]
+    assert answers == [b"hello"] * 4 + [b""] * 2
+    limit = "TLS handshakes come faster than catchwater.max.handshake.rate = 8 (a second) allows."
+    assert refused == [("127.0.0.1", limit)] * 2
+    assert [rates.admit(f"10.0.0.{number % 2}") for number in range(5)] == [True] * 4 + [False]
+    clock.advance(1_000)
+    async with asyncio.timeout(60):
+        assert await asyncio.to_thread(greeted) == b"hello"
+    entrance.close()
+    for transport in Greeting.made:
+        transport.abort()  # type: ignore[attr-defined]
+    await asyncio.sleep(0)
+
+
+def test_addresses_that_asked_long_ago_are_forgotten() -> None:
+    clock = ManualClock()
+    rates = door.HandshakeRates(10_000, clock, lambda *about: None)
+    for number in range(5_000):
+        clock.advance(10)
+        assert rates.admit(f"10.0.{number // 250}.{number % 250}")
+    assert len(rates._rates) <= door._MOST_ADDRESSES

@@ -2,17 +2,13 @@
 
 import os
 import ssl
-from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
-from tests.certificates import certificate
+from tests.certificates import certificate, revocable
 
 from catchwater.broker.tls import Certificate, NoName, distinguished_name, mapping
 from catchwater.config import ConfigError
@@ -103,6 +99,39 @@ def test_clients_certificates_are_asked_for_again_when_their_authorities_change(
     assert whole != ca.read_bytes()
 
 
+@pytest.mark.parametrize("days", [20, 365 * 40])
+def test_the_end_of_a_certificate_is_known_and_spoken_of_once_a_day(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, days: int
+) -> None:
+    """From 2050 on certificates write it in another form (RFC 5280 4.1.2.5)."""
+    pem, _ = certificate(tmp_path, lasts=timedelta(days=days))
+    used = Certificate(pem)
+    ends_s = x509.load_pem_x509_certificate(pem.read_bytes()).not_valid_after_utc.timestamp()
+    assert used.ends_s == ends_s
+    day_s = 86_400.0
+    for left_days, expected in ((14.1, 0), (13.9, 1), (13.5, 0), (12.8, 1), (-1, 1), (-1.5, 0)):
+        caplog.clear()
+        used.remind(ends_s - left_days * day_s)
+        assert len(caplog.records) == expected, left_days
+        if expected:
+            says = "has ended on" if left_days < 0 else f"in {left_days} days"
+            assert str(pem) in caplog.text and says in caplog.text
+
+
+def test_a_renewed_certificate_ends_later_and_a_bad_one_changes_nothing(tmp_path: Path) -> None:
+    pem, _ = certificate(tmp_path)
+    used = Certificate(pem)
+    before_s, whole = used.ends_s, pem.read_bytes()
+    pem.write_bytes(whole[: len(whole) // 2])
+    used.refresh()
+    assert used.ends_s == before_s
+    (tmp_path / "renewed").mkdir()
+    renewed, _ = certificate(tmp_path / "renewed", lasts=timedelta(days=90))
+    os.replace(renewed, pem)
+    used.refresh()
+    assert used.ends_s > before_s + 80 * 86_400
+
+
 def shakes_hands(server: ssl.SSLContext, authority: Path, pem: Path) -> bool:
     """Whether a client with this certificate is let in."""
     client = ssl.create_default_context(cafile=str(authority))
@@ -121,6 +150,15 @@ def shakes_hands(server: ssl.SSLContext, authority: Path, pem: Path) -> bool:
     return bool(ours.getpeercert())
 
 
+def test_a_certificate_that_has_ended_is_refused(tmp_path: Path) -> None:
+    """B10."""
+    pem, ca = certificate(tmp_path)
+    for name, lasts in (("valid", timedelta(days=1)), ("ended", timedelta(minutes=-1))):
+        client, client_ca = certificate(tmp_path, name, lasts)
+        used = Certificate(pem, client_ca, "required")
+        assert shakes_hands(used.context, ca, client) == (name == "valid")
+
+
 def test_a_certificate_that_was_revoked_is_refused(tmp_path: Path) -> None:
     pem, ca = certificate(tmp_path)
     client, client_ca, revoke = revocable(tmp_path)
@@ -132,53 +170,3 @@ def test_a_certificate_that_was_revoked_is_refused(tmp_path: Path) -> None:
     revoke(client)
     used.refresh()
     assert used.version == 2 and not shakes_hands(used.context, ca, client)
-
-
-def revocable(folder: Path) -> tuple[Path, Path, Callable[[Path | None], None]]:
-    """A client's certificate, its authority, and what adds a list of revocations to the latter."""
-    now = datetime.now(UTC)
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "clients' authority")])
-    keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(2)]
-
-    def built(common: str, key: Any, is_authority: bool) -> x509.Certificate:
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
-        return (
-            x509.CertificateBuilder()
-            .subject_name(name if is_authority else subject)
-            .issuer_name(name)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - timedelta(hours=1))
-            .not_valid_after(now + timedelta(days=1))
-            .add_extension(x509.BasicConstraints(is_authority, None), critical=True)
-            .sign(keys[0], hashes.SHA256())
-        )
-
-    authority, own = built("authority", keys[0], True), built("client", keys[1], False)
-    pem, ca = folder / "revocable.pem", folder / "revocable-ca.pem"
-    private = keys[1].private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    pem.touch(0o600)
-    pem.write_bytes(private + own.public_bytes(serialization.Encoding.PEM))
-    text = authority.public_bytes(serialization.Encoding.PEM)
-    ca.write_bytes(text)
-
-    def revoke(client: Path | None) -> None:
-        made = (
-            x509.CertificateRevocationListBuilder()
-            .issuer_name(name)
-            .last_update(now - timedelta(hours=1))
-            .next_update(now + timedelta(days=1))
-        )
-        if client is not None:
-            made = made.add_revoked_certificate(
-                x509.RevokedCertificateBuilder()
-                .serial_number(own.serial_number)
-                .revocation_date(now - timedelta(minutes=1))
-                .build()
-            )
-        signed = made.sign(keys[0], hashes.SHA256())
-        ca.write_bytes(text + signed.public_bytes(serialization.Encoding.PEM))
-
-    return pem, ca, revoke

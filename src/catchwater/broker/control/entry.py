@@ -3,7 +3,8 @@
 Every path is an `Entry` and declares what it asks, as the APIs of the Kafka port do; the handler
 gets a `Caller`, and has nothing else to ask the gate with. Whoever shows no password is
 `User:ANONYMOUS`, for whom there may be rules. A password (HTTP Basic) is one of the users that
-log in at the Kafka port.
+log in at the Kafka port, a token one of the same provider; without either the caller is whom the
+certificate of the connection names, if it has shown one (`catchwater.control.ssl.client.auth`).
 
 A browser on this machine must not be made to ask for others (DNS rebinding): the `Host` of a
 request is an address, `localhost`, or a name of this broker.
@@ -36,6 +37,7 @@ from catchwater.broker.gate import (
     ResourceType,
     TopicDenied,
 )
+from catchwater.broker.tls import NoName, distinguished_name, mapping
 from catchwater.wire.security.verifiers import NotProved
 
 
@@ -93,6 +95,8 @@ class Caller(NamedTuple):
 
 
 _LONGEST_PATH = 1_000
+CERTIFICATE = "certificate"
+"""In the state of a request: what the caller showed, and which authorities it was judged by."""
 
 
 class Free:
@@ -157,14 +161,32 @@ async def _caller(broker: Broker, request: Request, asks: Asks) -> Caller:
     shown = request.headers.get("authorization")
     host = request.client.host if request.client else ""
     guard = broker.guard
-    if guard is None or shown is None or isinstance(asks, ByUrl):
+    if guard is None or isinstance(asks, ByUrl):
         return Caller(ANONYMOUS, broker.gate_of(ANONYMOUS, host), host)
+    if shown is None:
+        principal = _by_certificate(broker, request)
+        return Caller(principal, broker.gate_of(principal, host), host)
     try:
         principal = f"User:{await asyncio.to_thread(_user, guard, shown)}"
     except (binascii.Error, ValueError, NotProved) as error:
         message = "User name or password is wrong."
         raise Refusal(401, "NOT_AUTHENTICATED", message) from error
     return Caller(principal, broker.gate_of(principal, host), host)
+
+
+def _by_certificate(broker: Broker, request: Request) -> str:
+    """Whom the connection's certificate names; nobody, where none was shown."""
+    shown, authorities = getattr(request.state, CERTIFICATE, (None, 0))
+    if not shown or broker.control_certificate is None:
+        return ANONYMOUS
+    if authorities != broker.control_certificate.version:
+        message = "Others sign certificates by now: connect again."
+        raise Refusal(401, "NOT_AUTHENTICATED", message)
+    try:
+        user = mapping(broker.config.ssl_principal_mapping_rules)(distinguished_name(shown))
+    except NoName as nobody:
+        raise Refusal(401, "NOT_AUTHENTICATED", str(nobody)) from nobody
+    return f"User:{user}"
 
 
 def _user(guard: Guard, shown: str) -> str:

@@ -14,6 +14,7 @@ import msgspec
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from catchwater.broker.broker import Broker
+from catchwater.broker.control.entry import CERTIFICATE
 from catchwater.broker.pressure import Newcomers, RefusalLog
 
 REQUEST_S = 30.0
@@ -44,6 +45,12 @@ class ControlPort:
             return ControlConnection(self, *args, **kwargs)
 
         return cast(type[asyncio.Protocol], connection)
+
+    @property
+    def authorities(self) -> int:
+        """Which version of those who sign callers' certificates counts now."""
+        used = self._broker.control_certificate
+        return 0 if used is None else used.version
 
     def admit(self, connection: "ControlConnection") -> bool:
         """Count a new connection; False if it was refused."""
@@ -83,6 +90,11 @@ class ControlPort:
         host = connection.client[0] if connection.client else "unknown"
         self._refusals.write(host, f"control API: {message}", self.now_s)
 
+    def refused_handshake(self, host: str, message: str) -> None:
+        """Log and count a connection that was closed before its TLS handshake."""
+        self._broker.metrics.connections_closed.labels("control_handshake_rate").inc()
+        self._refusals.write(host, f"control API: {message}", self.now_s)
+
     async def sweep(self) -> None:
         """Once a second, until cancelled: close connections that are past their deadlines."""
         while True:
@@ -110,6 +122,9 @@ class ControlConnection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        # Requests find there whose certificate was shown, and by which authorities it was judged.
+        shown = transport.get_extra_info("peercert")
+        self.app_state = {**self.app_state, CERTIFICATE: (shown, self._port.authorities)}
         if self._port.admit(self):
             self.waited_for_since_s = self._port.now_s
 
@@ -165,5 +180,5 @@ _NO_REQUEST = _reply(
     "400 Bad Request",
     "BAD_REQUEST",
     "What came is not an HTTP/1.1 request.",
-    "The control API speaks HTTP without TLS; docs/control.md lists its paths.",
+    "It speaks TLS where catchwater.control.listener is https://; docs/control.md lists its paths.",
 )
