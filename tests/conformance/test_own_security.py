@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -278,6 +279,36 @@ def test_kcat_logs_in_with_an_old_librdkafka(secured: Secured, mechanism: str) -
         assert "wrong" in kcat("alice", "-P", given="no\n").stderr
     finally:
         USERS["alice"] = right
+
+
+def refused_after_s(secured: Secured, mechanism: str, user: str) -> float:
+    """How long a login with a wrong password takes."""
+    options = secured.settings(user, mechanism, **{"sasl.password": "wrong"})
+    security = parse_options({f"kafka.{k}": v for k, v in options.items()} | {"subscribe": "t"})
+    began_s = time.perf_counter()
+    with pytest.raises(LoginFailed):
+        Client(secured.bootstrap, security=security.security, timeout_s=DEADLINE_S)
+    return time.perf_counter() - began_s
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
+def test_who_is_not_there_is_refused_as_late_as_a_wrong_password(
+    secured: Secured, mechanism: str
+) -> None:
+    """B8: medians within 5 %, in pairs, so that a busy machine is as slow for both."""
+    ratios: list[float] = []
+    for _ in range(3):
+        took = [
+            [refused_after_s(secured, mechanism, user) for user in ("alice", f"nobody-{number}")]
+            for number in range(25)
+        ]
+        known_s, unknown_s = (median(column) for column in zip(*took, strict=True))
+        ratios.append(unknown_s / known_s)
+        if abs(ratios[-1] - 1) <= 0.05:
+            break
+    print(f"{mechanism}: not there / wrong password {ratios}")
+    assert abs(ratios[-1] - 1) <= 0.05
 
 
 def test_silent_handshakes_keep_nobody_out(secured: Secured) -> None:

@@ -167,3 +167,33 @@ async def test_where_users_log_in_a_certificate_names_nobody(
         session.check(PRODUCE)
     await log_in(session)
     assert session.principal == "User:alice"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"admin\0alice\0secret", b"\0\0", b"\0\0secret", b"\0alice\0", b"\0alice\0secret\0admin",
+        b"alice\0secret", b"\0" + b"a" * 5_000 + b"\0secret", b"\xff\0alice\0secret",
+    ],
+)  # fmt: skip
+async def test_a_message_that_names_another_user_or_none_lets_nobody_in(
+    guard: Guard, clock: ManualClock, message: bytes
+) -> None:
+    """B9: who a client is comes of what it has proved (CVE-2017-12610), and of nothing else."""
+    session = Session(guard, "h", asks(), clock)
+    session.handshake("PLAIN")
+    assert (await session.authenticate(message)).error is FAILED
+    assert not session.is_in and session.principal == ANONYMOUS
+    with pytest.raises(NotLoggedIn, match="had failed"):
+        session.check(HANDSHAKE)
+
+
+async def test_a_second_login_on_a_connection_is_refused(guard: Guard, clock: ManualClock) -> None:
+    """B8: also within the first, between its steps."""
+    session = Session(guard, "h", asks(0, "SCRAM-SHA-256", "PLAIN"), clock)
+    assert session.handshake("SCRAM-SHA-256") is ErrorCode.NONE
+    assert session.handshake("PLAIN") is ErrorCode.ILLEGAL_SASL_STATE
+    other = Session(guard, "h", asks(), clock)
+    await log_in(other)
+    answer = await other.authenticate(b"\0bob\0secret")
+    assert answer.error is ErrorCode.ILLEGAL_SASL_STATE and other.principal == "User:alice"

@@ -4,7 +4,7 @@ A verifier proves that a password is known and cannot be used to log in. One for
 SCRAM; PLAIN, and HTTP's Basic, hash what they are given and compare.
 
 No I/O. Promises the same work, and the same refusal, for a wrong proof and for a user that is not
-there: such a user has a salt, always the same, that nobody can tell from another's.
+there: such a user has a salt, always the same, as long as another user's is, and their iterations.
 """
 
 import base64
@@ -13,6 +13,8 @@ import hashlib
 import hmac
 import os
 from collections.abc import Mapping
+from itertools import islice
+from types import MappingProxyType
 from typing import NamedTuple
 
 from catchwater.config import CatchwaterError
@@ -21,11 +23,13 @@ HASHES: Mapping[str, str] = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512
 ITERATIONS = 8192
 LEAST_ITERATIONS, MOST_ITERATIONS = 4096, 16384
 """As Kafka's brokers allow."""
-_SALT_BYTES = 24
+_SALT_BYTES, _LONGEST_SALT = 24, 256
 _LONGEST_NAME = 1_000
 _BINDINGS = ("n,,", "y,,")
 _UNKNOWN = os.urandom(32)
 """Makes the salts of users that are not there."""
+_MODELS = 64
+"""So many users are looked at to make such a one look like them."""
 
 
 class NotProved(CatchwaterError):
@@ -79,12 +83,27 @@ def check_password(known: Verifiers | None, user: str, password: str) -> None:
         raise NotProved("User name or password is wrong.")
 
 
-def _kept(known: Verifiers | None, mechanism: str, user: str) -> Verifier:
-    """The user's verifier, or one that looks like it and that no password fits."""
+def _kept(
+    known: Verifiers | None,
+    mechanism: str,
+    user: str,
+    users: Mapping[str, Verifiers] = MappingProxyType({}),
+) -> Verifier:
+    """The user's verifier, or one that looks like those of `users` and that no password fits.
+
+    Tools choose iterations and the length of salts each in their own way, and both are sent before
+    a proof is asked for: were they always ours, they would say who is not there.
+    """
+    models = [kinds[mechanism] for kinds in islice(users.values(), _MODELS) if mechanism in kinds]
+    made = hashlib.shake_256(_UNKNOWN + f"{mechanism} {user}".encode()).digest(_LONGEST_SALT + 2)
     if known and mechanism in known:
         return known[mechanism]
-    salt = hmac.digest(_UNKNOWN, f"{mechanism} {user}".encode(), "sha256")[:_SALT_BYTES]
-    return Verifier(salt, ITERATIONS, os.urandom(hashlib.new(HASHES[mechanism]).digest_size), b"")
+    chosen = int.from_bytes(made[-2:], "big") % max(1, len(models))
+    salt_bytes, iterations = _SALT_BYTES, ITERATIONS
+    if models:
+        salt_bytes, iterations = len(models[chosen].salt), models[chosen].iterations
+    salt = made[: min(salt_bytes, _LONGEST_SALT)]
+    return Verifier(salt, iterations, os.urandom(hashlib.new(HASHES[mechanism]).digest_size), b"")
 
 
 class ScramServer:
@@ -109,7 +128,8 @@ class ScramServer:
         if not self._binding or not name or not nonce or len(name) > _LONGEST_NAME:
             raise NotProved("The first message of SCRAM is not of the form n,,n=user,r=nonce.")
         self.user = name.replace("=2C", ",").replace("=3D", "=")
-        self._kept = _kept(self._users.get(self.user), self._mechanism, self.user)
+        known = self._users.get(self.user)
+        self._kept = _kept(known, self._mechanism, self.user, self._users)
         self._nonce = nonce + self._nonce
         salt = base64.b64encode(self._kept.salt).decode()
         answer = f"r={self._nonce},s={salt},i={self._kept.iterations}"

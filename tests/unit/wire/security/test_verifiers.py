@@ -1,6 +1,8 @@
 """SCRAM from the server's side, against the client's and the RFC's examples."""
 
 import base64
+import hashlib
+import hmac
 
 import pytest
 
@@ -59,6 +61,59 @@ def test_a_user_that_is_not_there_always_has_the_same_salt() -> None:
     assert len(first("nobody")) == len(first("bob"))
 
 
+def test_a_user_that_is_not_there_looks_like_those_that_are() -> None:
+    """B8: Kafka's tools and librdkafka make salts of 26 and 64 bytes, with 4096 iterations."""
+    mechanism = "SCRAM-SHA-512"
+    kept = {
+        "java": {mechanism: verifier(mechanism, "a", b"s" * 26, 4096)},
+        "librdkafka": {mechanism: verifier(mechanism, "b", b"t" * 64, 4096)},
+    }
+
+    def said(user: str) -> tuple[int, str]:
+        first = ScramServer(mechanism, kept, "sn").first(f"n,,n={user},r=cn".encode()).decode()
+        _, salt, iterations = first.split(",")
+        return len(salt), iterations
+
+    there = {said("java"), said("librdkafka")}
+    assert {said(f"nobody-{number}") for number in range(40)} == there
+
+
+@pytest.mark.parametrize("by", ["password", *HASHES])
+def test_a_wrong_proof_and_a_user_that_is_not_there_take_the_same_work(
+    monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    """B8, counted; `test_own_security` measures it."""
+    work: list[tuple[str, int]] = []
+    pbkdf2, digest = hashlib.pbkdf2_hmac, hmac.digest
+
+    def counted_pbkdf2(name: str, password: bytes, salt: bytes, iterations: int) -> bytes:
+        work.append((name, iterations))
+        return pbkdf2(name, password, salt, iterations)
+
+    def counted_digest(key: bytes, message: bytes, name: str) -> bytes:
+        work.append((name, len(message) // 1_000))
+        return digest(key, message, name)
+
+    kept = {"few": {"SCRAM-SHA-512": verifier("SCRAM-SHA-512", "a", b"s" * 24, 4096)}, **USERS}
+    monkeypatch.setattr(hashlib, "pbkdf2_hmac", counted_pbkdf2)
+    monkeypatch.setattr(hmac, "digest", counted_digest)
+
+    def iterations(user: str) -> int:
+        work.clear()
+        if by == "password":
+            with pytest.raises(NotProved):
+                check_password(kept.get(user), user, "wrong")
+        else:
+            server = ScramServer(by, kept, "sn")
+            first = server.first(f"n,,n={user},r=cn".encode()).decode()
+            nonce = first.split(",")[0].removeprefix("r=")
+            with pytest.raises(NotProved):
+                server.final(f"c=biws,r={nonce},p={'A' * 43}=".encode())
+        return sum(count for _, count in work) + len(work)
+
+    assert len({iterations(user) for user in ("few", "bob", "nobody", "another")}) == 1
+
+
 @pytest.mark.parametrize(
     "message",
     [
@@ -70,6 +125,7 @@ def test_a_user_that_is_not_there_always_has_the_same_salt() -> None:
         b"n,,n=,r=x",
         b"p=tls,,n=a,r=x",
         b"n,,m=1,n=a,r=x",
+        b"n,a=admin,n=bob,r=x",
     ],
 )
 def test_what_is_no_first_message_is_refused(message: bytes) -> None:
