@@ -67,8 +67,8 @@ sim: $(STAMP)    ## three brokers, clients and faults on virtual time, SEEDS see
 kill-points: $(STAMP) ## kill -9 of a real broker before the n-th system call, POINTS times
 	POINTS=$(POINTS) $(BIN)/python -m pytest -q tests/conformance/test_kill_points.py
 
-conformance: $(STAMP) ## eight Kafka clients through the same steps (CLIENT=java,kcat AGAINST=catchwater|kafka STEPS=group-*)
-	$(BIN)/python -m conformance --client "$(CLIENT)" --against $(or $(AGAINST),catchwater) --steps "$(or $(STEPS),*)"
+conformance: $(STAMP) ## eight Kafka clients through the same steps (CLIENT=java,kcat AGAINST=catchwater|kafka STEPS=group-* SECURITY=sasl_ssl-scram-512)
+	$(BIN)/python -m conformance --client "$(CLIENT)" --against $(or $(AGAINST),catchwater) --steps "$(or $(STEPS),*)" --security "$(SECURITY)"
 
 suites: $(STAMP) ## test suites that others wrote, against a fresh broker each (SUITE="kafka_python command_line" AGAINST=catchwater|kafka)
 	$(BIN)/python -m conformance.suites $(addprefix --suite ,$(SUITE)) --against $(or $(AGAINST),catchwater)

@@ -10,6 +10,7 @@ from fnmatch import fnmatch
 from conformance.programs import CLIENTS, Missing, program
 from conformance.report import PAGE, explained, table, unexplained
 from conformance.run import Result, take_steps
+from conformance.security import KINDS, secured
 from conformance.steps import STEPS
 from conformance.targets import TARGETS, target
 
@@ -23,16 +24,17 @@ def main() -> int:
     results: list[Result] = []
     versions: dict[str, str] = {}
     clients = [c for c in asked.client.split(",") if c] or list(CLIENTS)
-    with target(asked.against) as bootstrap:
+    with secured(asked.security) as way, target(asked.against, way.settings) as bootstrap:
         for client in clients:
             try:
-                built = program(client)
+                built = program(client, way.environment)
             except Missing as reason:
                 print(f"{client}: skipped, {reason}", flush=True)
                 continue
             versions[client] = built.version
             results += take_steps(client, built, bootstrap, steps, tell)
-    print(f"\nAgainst {TARGETS[asked.against]}: "
+    by = f" by {asked.security}" if asked.security else ""
+    print(f"\nAgainst {TARGETS[asked.against]}{by}: "
           + ", ".join(f"{client} {version}" for client, version in versions.items()))  # fmt: skip
     print(table(steps, list(versions), results, reasons))
     wrong = unexplained(results, reasons)
@@ -47,7 +49,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--client", default="", help=f"of {', '.join(CLIENTS)}; default all")
     parser.add_argument("--against", default="catchwater", choices=list(TARGETS))
     parser.add_argument("--steps", default="*", help="names or patterns, with commas between")
-    return parser.parse_args()
+    parser.add_argument(
+        "--security", default="", choices=["", *KINDS], metavar="KIND",
+        help=f"how clients come in: {', '.join(KINDS)}; default in plaintext, without a login",
+    )  # fmt: skip
+    asked = parser.parse_args()
+    if asked.security and asked.against != "catchwater":
+        parser.error("--security is for our own broker, not for --against kafka")
+    return asked
 
 
 def tell(result: Result) -> None:

@@ -9,9 +9,10 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from benchmarks.kafka_jars import KAFKA_VERSION, MavenMissing, jars
 
@@ -33,9 +34,15 @@ class Program:
     environment: dict[str, str] = field(default_factory=dict)
 
 
-def program(client: str) -> Program:
-    """Get and build one of `CLIENTS`. Raises `Missing`, `CalledProcessError`."""
-    return CLIENTS[client]()
+def program(client: str, environment: Mapping[str, str] = MappingProxyType({})) -> Program:
+    """Get and build one of `CLIENTS`, and tell it more in its environment.
+
+    Raises `Missing`, `CalledProcessError`.
+    """
+    built = CLIENTS[client]()
+    if client == "kcat" and environment.get("SASL_MECHANISM") == "OAUTHBEARER":
+        raise Missing("its librdkafka asks no endpoint for tokens")
+    return replace(built, environment=built.environment | dict(environment))
 
 
 def _need(*tools: str) -> None:

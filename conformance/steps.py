@@ -22,6 +22,8 @@ STEPS = {
     "consume-earliest": "a new reader that starts at the earliest offset gets all",
     "consume-latest": "a new reader that starts at the latest offset gets only what follows",
     "consume-timestamp": "the first offset at or after a time is found, none behind the last",
+    "long-session": "for 3 s, or 25 s where logins end after 10, records are written and meanwhile "
+    "read: each once, in order",
     "group-one": "a group of one gets all partitions and all records",
     "group-resume": "the next member goes on at the committed offset",
     "group-eager": "a second member takes half of the partitions (eager assignor), and gives back",

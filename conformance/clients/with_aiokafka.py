@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.abc import AbstractTokenProvider
 from aiokafka.admin import (
     AIOKafkaAdminClient,
     NewPartitions,
@@ -19,14 +20,36 @@ from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 from aiokafka.errors import KafkaError, ProducerFenced
 from aiokafka.structs import OffsetAndMetadata
 
-from conformance.clients.script import BOOTSTRAP, DEADLINE_S, PREFIX, WRITTEN, Step, main, same
+from conformance.clients.script import (
+    BOOTSTRAP,
+    DEADLINE_S,
+    MECHANISM,
+    PREFIX,
+    SESSION_S,
+    WRITTEN,
+    Step,
+    for_python,
+    main,
+    same,
+    token,
+)
 
 TOPIC_ALREADY_EXISTS = 36
 
 
+class Tokens(AbstractTokenProvider):
+    async def token(self) -> str:
+        return await asyncio.to_thread(token)
+
+
+ADDRESS = {"bootstrap_servers": BOOTSTRAP} | for_python()
+if MECHANISM == "OAUTHBEARER":
+    ADDRESS["sasl_oauth_token_provider"] = Tokens()
+
+
 @contextlib.asynccontextmanager
 async def admin() -> AsyncIterator[AIOKafkaAdminClient]:
-    client = AIOKafkaAdminClient(bootstrap_servers=BOOTSTRAP)
+    client = AIOKafkaAdminClient(**ADDRESS)
     await client.start()
     try:
         yield client
@@ -36,7 +59,7 @@ async def admin() -> AsyncIterator[AIOKafkaAdminClient]:
 
 @contextlib.asynccontextmanager
 async def producer(**settings: Any) -> AsyncIterator[AIOKafkaProducer]:
-    client = AIOKafkaProducer(bootstrap_servers=BOOTSTRAP, **settings)
+    client = AIOKafkaProducer(**ADDRESS, **settings)
     await client.start()
     try:
         yield client
@@ -49,12 +72,11 @@ async def consumer(
     *topics: str, group: str | None = None, **settings: Any
 ) -> AsyncIterator[AIOKafkaConsumer]:
     defaults = {
-        "bootstrap_servers": BOOTSTRAP,
         "group_id": group and f"{PREFIX}-{group}",
         "auto_offset_reset": "earliest",
         "enable_auto_commit": False,
     }
-    client = AIOKafkaConsumer(*topics, **defaults | settings)
+    client = AIOKafkaConsumer(*topics, **ADDRESS | defaults | settings)
     await client.start()
     try:
         yield client
@@ -221,6 +243,23 @@ async def consume_timestamp() -> None:
         same(none[at], None, "behind the last")
 
 
+async def long_session() -> None:
+    name = await topic("session")
+    sent: list[Any] = []
+    found: list[Any] = []
+    async with producer(enable_idempotence=True) as writer, consumer() as reader:
+        reader.assign([TopicPartition(name, 0)])
+        await reader.seek_to_beginning()
+        until_s = time.monotonic() + SESSION_S
+        while time.monotonic() < until_s:
+            sent.append(await writer.send(name, b"%d" % len(sent), partition=0))
+            found += await read(reader, 1, 0.01)
+        told = await asyncio.gather(*sent)
+        same([each.offset for each in told], list(range(len(sent))), "offsets")
+        found += await read(reader, len(sent) - len(found))
+    same([r.value for r in found], [b"%d" % each for each in range(len(sent))], "values")
+
+
 async def group_one() -> None:
     name = await topic("one", 3)
     for partition in range(3):
@@ -335,7 +374,7 @@ async def txn_offsets() -> None:
 
 async def txn_fencing() -> None:
     name = await topic("fencing")
-    older = AIOKafkaProducer(bootstrap_servers=BOOTSTRAP, transactional_id=f"{PREFIX}-fencing")
+    older = AIOKafkaProducer(**ADDRESS, transactional_id=f"{PREFIX}-fencing")
     await older.start()
     await older.begin_transaction()
     await put(older, name, WRITTEN[:1])
@@ -452,6 +491,7 @@ if __name__ == "__main__":
                     "consume-earliest": consume_earliest,
                     "consume-latest": consume_latest,
                     "consume-timestamp": consume_timestamp,
+                    "long-session": long_session,
                     "group-one": group_one,
                     "group-resume": group_resume,
                     "group-eager": group_eager,

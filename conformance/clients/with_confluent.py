@@ -24,9 +24,18 @@ from confluent_kafka.admin import (
     OffsetSpec,
 )
 
-from conformance.clients.script import BOOTSTRAP, PREFIX, WRITTEN, main, same, until
+from conformance.clients.script import (
+    BOOTSTRAP,
+    PREFIX,
+    SESSION_S,
+    WRITTEN,
+    for_librdkafka,
+    main,
+    same,
+    until,
+)
 
-ADDRESS = {"bootstrap.servers": BOOTSTRAP}
+ADDRESS = {"bootstrap.servers": BOOTSTRAP} | for_librdkafka()
 
 
 @cache
@@ -206,6 +215,28 @@ def consume_timestamp() -> None:
         at = TopicPartition(name, 0, began_ms + asked_ms)
         (found,) = reader.offsets_for_times([at], 10)
         same(found.offset, wanted, f"offset {asked_ms} ms after the first")
+    reader.close()
+
+
+def long_session() -> None:
+    name = topic("session")
+    errors: list[KafkaError] = []
+    writer, reader = producer(enable_idempotence="true"), consumer()
+    reader.assign([TopicPartition(name, 0, 0)])
+    found: list[Message] = []
+    count, until_s = 0, time.monotonic() + SESSION_S
+    while time.monotonic() < until_s:
+        writer.produce(
+            name, b"%d" % count, partition=0,
+            on_delivery=lambda error, _: errors.append(error) if error else None,
+        )  # fmt: skip
+        count += 1
+        writer.poll(0.01)
+        found += read(reader, 1, 0.01)
+    same(writer.flush(30), 0, "records left")
+    same(errors, [], "errors of delivery")
+    found += read(reader, count - len(found))
+    same([m.value() for m in found], [b"%d" % each for each in range(count)], "values")
     reader.close()
 
 
@@ -449,6 +480,7 @@ if __name__ == "__main__":
             "consume-earliest": consume_earliest,
             "consume-latest": consume_latest,
             "consume-timestamp": consume_timestamp,
+            "long-session": long_session,
             "group-one": group_one,
             "group-resume": group_resume,
             "group-eager": partial(

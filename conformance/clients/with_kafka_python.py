@@ -15,14 +15,36 @@ from kafka.admin import ConfigResource, ConfigResourceType, OffsetSpec
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
 from kafka.coordinator.assignors.range import RangePartitionAssignor
 from kafka.errors import KafkaError, ProducerFencedError, TopicAlreadyExistsError
+from kafka.net.sasl.oauth import AbstractTokenProvider
 from kafka.structs import OffsetAndMetadata
 
-from conformance.clients.script import BOOTSTRAP, PREFIX, WRITTEN, main, same, until
+from conformance.clients.script import (
+    BOOTSTRAP,
+    MECHANISM,
+    PREFIX,
+    SESSION_S,
+    WRITTEN,
+    for_python,
+    main,
+    same,
+    token,
+    until,
+)
+
+
+class Tokens(AbstractTokenProvider):
+    def token(self) -> str:
+        return token()
+
+
+SECURITY = for_python()
+if MECHANISM == "OAUTHBEARER":
+    SECURITY["sasl_oauth_token_provider"] = Tokens()
 
 
 @cache
 def admin() -> KafkaAdminClient:
-    return KafkaAdminClient(bootstrap_servers=BOOTSTRAP)
+    return KafkaAdminClient(bootstrap_servers=BOOTSTRAP, **SECURITY)
 
 
 def topic(name: str, partitions: int = 1) -> str:
@@ -38,7 +60,7 @@ def partitions_of(name: str) -> int:
 
 
 def producer(**settings: Any) -> KafkaProducer:
-    return KafkaProducer(bootstrap_servers=BOOTSTRAP, **settings)
+    return KafkaProducer(bootstrap_servers=BOOTSTRAP, **SECURITY | settings)
 
 
 def consumer(group: str | None = None, **settings: Any) -> KafkaConsumer:
@@ -48,7 +70,7 @@ def consumer(group: str | None = None, **settings: Any) -> KafkaConsumer:
         "auto_offset_reset": "earliest",
         "enable_auto_commit": False,
     }
-    return KafkaConsumer(**defaults | settings)
+    return KafkaConsumer(**defaults | SECURITY | settings)
 
 
 def put(client: KafkaProducer, name: str, records: list[Any], partition: int = 0) -> list[int]:
@@ -190,6 +212,25 @@ def consume_timestamp() -> None:
         found = reader.offsets_for_times({at: began_ms + asked_ms})[at]
         same(found.offset, wanted, f"offset {asked_ms} ms after the first")
     same(reader.offsets_for_times({at: began_ms + 9_001})[at], None, "behind the last")
+    reader.close()
+
+
+def long_session() -> None:
+    name = topic("session")
+    writer, reader = producer(enable_idempotence=True), consumer()
+    reader.assign([TopicPartition(name, 0)])
+    reader.seek_to_beginning()
+    sent, found = [], []
+    until_s = time.monotonic() + SESSION_S
+    while time.monotonic() < until_s:
+        sent.append(writer.send(name, b"%d" % len(sent), partition=0))
+        for records in reader.poll(10).values():
+            found += records
+    writer.flush(30)
+    same([each.get(0).offset for each in sent], list(range(len(sent))), "offsets")
+    found += read(reader, len(sent) - len(found))
+    same([r.value for r in found], [b"%d" % each for each in range(len(sent))], "values")
+    writer.close()
     reader.close()
 
 
@@ -451,6 +492,7 @@ if __name__ == "__main__":
             "consume-earliest": consume_earliest,
             "consume-latest": consume_latest,
             "consume-timestamp": consume_timestamp,
+            "long-session": long_session,
             "group-one": group_one,
             "group-resume": group_resume,
             "group-eager": partial(two_members, "eager", RangePartitionAssignor),

@@ -8,16 +8,26 @@ import subprocess
 import time
 from functools import partial
 
-from conformance.clients.script import BOOTSTRAP, PREFIX, Step, main, same, until
+from conformance.clients.script import (
+    BOOTSTRAP,
+    PREFIX,
+    SESSION_S,
+    Step,
+    for_librdkafka,
+    main,
+    same,
+    until,
+)
 
+SECURITY = [part for pair in for_librdkafka().items() for part in ("-X", "=".join(pair))]
+COMMAND = [shutil.which("kcat") or "kcat", "-b", BOOTSTRAP, *SECURITY]
 LINES = [f"k{i % 7}\t{i}:{'water' * 8}" for i in range(100)]
 
 
 def kcat(*arguments: str, text: str = "", timeout_s: float = 40.0) -> str:
     """What it prints. Raises `AssertionError` with its last line if it fails."""
-    executable = shutil.which("kcat") or "kcat"
     done = subprocess.run(
-        [executable, "-b", BOOTSTRAP, *arguments],
+        [*COMMAND, *arguments],
         input=text.encode(), capture_output=True, timeout=timeout_s, check=False,
     )  # fmt: skip
     if done.returncode != 0:
@@ -116,6 +126,20 @@ def group(name: str, count: int, *options: str) -> list[str]:
     return kcat("-G", made, made, *arguments, *options).split()
 
 
+def long_session() -> None:
+    """Call after call: kcat ends when its connection does, and its librdkafka logs in once."""
+    name = topic("session")
+    numbers: list[str] = []
+    until_s = time.monotonic() + SESSION_S
+    while time.monotonic() < until_s:
+        new = [str(number) for number in range(len(numbers), len(numbers) + 20)]
+        write(name, [f"k\t{each}" for each in new], "-p", "0", "-X", "enable.idempotence=true")
+        at = str(len(numbers))
+        same(read(name, form=r"%s\n", start=at), new, "values")
+        numbers += new
+    same(read(name, form=r"%s\n"), numbers, "values")
+
+
 def group_one() -> None:
     write(topic("one"))
     same(group("one", 100), [str(i) for i in range(100)], "offsets")
@@ -150,6 +174,7 @@ STEPS: dict[str, Step] = {
     "consume-earliest": consume_earliest,
     "consume-latest": consume_latest,
     "consume-timestamp": consume_timestamp,
+    "long-session": long_session,
     "group-one": group_one,
     "group-resume": group_resume,
     "txn-commit": txn_commit,

@@ -3,6 +3,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -72,6 +73,7 @@ func steps() map[string]step {
 		"consume-earliest":     consumeEarliest,
 		"consume-latest":       consumeLatest,
 		"consume-timestamp":    consumeTimestamp,
+		"long-session":         longSession,
 		"group-one":            groupOne,
 		"group-resume":         groupResume,
 		"group-static":         groupStatic,
@@ -112,7 +114,7 @@ func steps() map[string]step {
 // What the steps share.
 
 func newClient(options ...kgo.Opt) (*kgo.Client, error) {
-	return kgo.NewClient(append([]kgo.Opt{kgo.SeedBrokers(bootstrap)}, options...)...)
+	return kgo.NewClient(append(address(), options...)...)
 }
 
 func same(found, wanted any, what string) error {
@@ -420,6 +422,57 @@ func consumeTimestamp(ctx context.Context) error {
 	return nil
 }
 
+func longSession(ctx context.Context) error {
+	name, err := topic(ctx, "session", 1)
+	if err != nil {
+		return err
+	}
+	seconds, err := strconv.ParseFloat(cmp.Or(os.Getenv("SESSION_S"), "3"), 64)
+	if err != nil {
+		return err
+	}
+	from := map[string]map[int32]kgo.Offset{name: {0: kgo.NewOffset().At(0)}}
+	client, err := newClient(kgo.ConsumePartitions(from))
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	var found []*kgo.Record
+	sent := 0
+	failed := make(chan error, 1)
+	end := time.Now().Add(time.Duration(seconds * float64(time.Second)))
+	for ; time.Now().Before(end); sent++ {
+		record := &kgo.Record{Topic: name, Value: []byte(strconv.Itoa(sent))}
+		client.Produce(ctx, record, func(_ *kgo.Record, err error) {
+			if err != nil {
+				select {
+				case failed <- err:
+				default:
+				}
+			}
+		})
+		found = append(found, read(client, 1, 10*time.Millisecond)...)
+	}
+	if err = client.Flush(ctx); err != nil {
+		return err
+	}
+	select {
+	case err = <-failed:
+		return err
+	default:
+	}
+	found = append(found, read(client, sent-len(found), 20*time.Second)...)
+	if err = same(len(found), sent, "records"); err != nil {
+		return err
+	}
+	for number, record := range found {
+		if err = same(string(record.Value), number, "value"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func groupOne(ctx context.Context) error {
 	name, err := topic(ctx, "one", 3)
 	if err != nil {
@@ -682,9 +735,9 @@ func txnOffsets(ctx context.Context) error {
 	}
 	group := prefix + "-txn"
 	for _, end := range []kgo.TransactionEndTry{kgo.TryCommit, kgo.TryAbort} {
-		session, err := kgo.NewGroupTransactSession(kgo.SeedBrokers(bootstrap),
-			kgo.TransactionalID(prefix+"-offsets"), kgo.ConsumerGroup(group),
-			kgo.ConsumeTopics(name), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()), committed)
+		session, err := kgo.NewGroupTransactSession(append(address(),
+			kgo.TransactionalID(prefix+"-offsets"), kgo.ConsumerGroup(group), committed,
+			kgo.ConsumeTopics(name), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))...)
 		if err != nil {
 			return err
 		}

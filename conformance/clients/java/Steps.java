@@ -68,7 +68,7 @@ public class Steps {
     public static void main(String[] arguments) {
         bootstrap = arguments[0];
         prefix = arguments[1];
-        admin = Admin.create(Map.of("bootstrap.servers", bootstrap));
+        admin = Admin.create(properties());
         Map<String, Body> steps = steps();
         for (String name : Arrays.copyOfRange(arguments, 2, arguments.length)) {
             System.out.println(outcome(name, steps.get(name)));
@@ -111,6 +111,7 @@ public class Steps {
         steps.put("consume-earliest", Steps::consumeEarliest);
         steps.put("consume-latest", Steps::consumeLatest);
         steps.put("consume-timestamp", Steps::consumeTimestamp);
+        steps.put("long-session", Steps::longSession);
         steps.put("group-one", Steps::groupOne);
         steps.put("group-resume", Steps::groupResume);
         steps.put("group-eager", () -> classicMembers("eager", RangeAssignor.class));
@@ -177,9 +178,49 @@ public class Steps {
     static Properties properties(String... settings) {
         Properties made = new Properties();
         made.put("bootstrap.servers", bootstrap);
+        made.putAll(security());
         for (int i = 0; i < settings.length; i += 2) {
             made.put(settings[i], settings[i + 1]);
         }
+        return made;
+    }
+
+    /** How the client comes in, as its environment has it (conformance/security.py). */
+    static Map<String, String> security() {
+        Map<String, String> told = System.getenv();
+        Map<String, String> made = new LinkedHashMap<>();
+        if (!told.containsKey("SECURITY_PROTOCOL")) {
+            return made;
+        }
+        made.put("security.protocol", told.get("SECURITY_PROTOCOL"));
+        made.put("ssl.truststore.type", "PEM");
+        made.put("ssl.truststore.location", told.get("SSL_CA"));
+        if (told.containsKey("SSL_CERTIFICATE")) {
+            made.put("ssl.keystore.type", "PEM");
+            made.put("ssl.keystore.location", told.get("SSL_CERTIFICATE"));
+        }
+        String mechanism = told.get("SASL_MECHANISM");
+        if (mechanism == null) {
+            return made;
+        }
+        String module = "org.apache.kafka.common.security.";
+        String user = "username";
+        String password = "password";
+        if (mechanism.equals("OAUTHBEARER")) {
+            String endpoint = told.get("TOKEN_ENDPOINT");
+            System.setProperty("org.apache.kafka.sasl.oauthbearer.allowed.urls", endpoint);
+            made.put("sasl.oauthbearer.token.endpoint.url", endpoint);
+            made.put("sasl.login.callback.handler.class",
+                module + "oauthbearer.OAuthBearerLoginCallbackHandler");
+            module += "oauthbearer.OAuthBearerLoginModule";
+            user = "clientId";
+            password = "clientSecret";
+        } else {
+            module += mechanism.equals("PLAIN") ? "plain.PlainLoginModule" : "scram.ScramLoginModule";
+        }
+        made.put("sasl.mechanism", mechanism);
+        made.put("sasl.jaas.config", String.format("%s required %s=\"%s\" %s=\"%s\";", module,
+            user, told.get("SASL_USERNAME"), password, told.get("SASL_PASSWORD")));
         return made;
     }
 
@@ -372,6 +413,32 @@ public class Steps {
             Object none = client.offsetsForTimes(Map.of(at, began + 9_001)).get(at);
             same(none == null, true, "nothing is behind the last");
         }
+    }
+
+    static void longSession() throws Exception {
+        String name = topic("session", 1);
+        long seconds = Math.round(Double.parseDouble(
+            System.getenv().getOrDefault("SESSION_S", "3")));
+        List<Future<RecordMetadata>> sent = new ArrayList<>();
+        List<ConsumerRecord<byte[], byte[]>> found = new ArrayList<>();
+        try (KafkaProducer<byte[], byte[]> writer = producer();
+                KafkaConsumer<byte[], byte[]> reader = consumer("session")) {
+            reader.assign(List.of(new TopicPartition(name, 0)));
+            reader.seek(new TopicPartition(name, 0), 0);
+            long end = System.nanoTime() + seconds * 1_000_000_000;
+            while (System.nanoTime() < end) {
+                byte[] value = bytes(Integer.toString(sent.size()));
+                sent.add(writer.send(new ProducerRecord<>(name, 0, null, value)));
+                reader.poll(Duration.ofMillis(10)).forEach(found::add);
+            }
+            writer.flush();
+            for (int i = 0; i < sent.size(); i++) {
+                same(sent.get(i).get().offset(), (long) i, "offset");
+            }
+            found.addAll(read(reader, sent.size() - found.size(), 30_000));
+        }
+        same(found.stream().map(r -> text(r.value())).toList(),
+            IntStream.range(0, sent.size()).mapToObj(Integer::toString).toList(), "values");
     }
 
     static void groupOne() throws Exception {

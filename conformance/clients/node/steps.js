@@ -1,10 +1,37 @@
 // KafkaJS.
 
+const { readFileSync } = require('fs')
 const { Kafka, logLevel, CompressionTypes, ConfigResourceTypes } = require('kafkajs')
 
 const [bootstrap, prefix, ...asked] = process.argv.slice(2)
+const told = process.env
+
+// A new token from the provider, by client credentials.
+const token = async () => {
+  const who = Buffer.from(`${told.SASL_USERNAME}:${told.SASL_PASSWORD}`).toString('base64')
+  const reply = await fetch(told.TOKEN_ENDPOINT, {
+    method: 'POST', headers: { authorization: `Basic ${who}` },
+    body: new URLSearchParams({ grant_type: 'client_credentials' }),
+  })
+  return { value: (await reply.json()).access_token }
+}
+
+// How the client comes in, as its environment has it (conformance/security.py).
+const security = () => {
+  if (!told.SECURITY_PROTOCOL) return {}
+  const own = told.SSL_CERTIFICATE && readFileSync(told.SSL_CERTIFICATE)
+  const ssl = { ca: [readFileSync(told.SSL_CA)], ...own && { cert: own, key: own } }
+  const mechanism = told.SASL_MECHANISM?.toLowerCase()
+  if (!mechanism) return { ssl }
+  const login = mechanism === 'oauthbearer' ? { oauthBearerProvider: token }
+    : { username: told.SASL_USERNAME, password: told.SASL_PASSWORD }
+  // As long before its end a login is repeated; the library's own is 10 s, which would be at once.
+  return { ssl, sasl: { mechanism, ...login }, reauthenticationThreshold: 3_000 }
+}
+
 const kafka = new Kafka({
   clientId: prefix, brokers: [bootstrap], logLevel: logLevel.NOTHING, retry: { retries: 5 },
+  ...security(),
 })
 const admin = kafka.admin()
 const DEADLINE_MS = 40_000
@@ -190,6 +217,22 @@ const steps = {
       const [found] = await admin.fetchTopicOffsetsByTimestamp(name, began + ms)
       same(Number(found.offset), wanted, `offset ${ms} ms after the first`)
     }
+  },
+  'long-session': async () => {
+    const name = await topic('session')
+    const reader = await member('session', name)
+    const writer = kafka.producer({ idempotent: true, maxInFlightRequests: 1 })
+    await writer.connect()
+    const end = Date.now() + 1_000 * Number(told.SESSION_S || 3)
+    let sent = 0
+    while (Date.now() < end) {
+      await writer.send({ topic: name, messages: [{ value: `${sent++}` }] })
+      await pause(10)
+    }
+    await read(reader, sent)
+    await writer.disconnect()
+    await reader.client.disconnect()
+    same(reader.records.map(({ value }) => Number(value)), count(0, sent), 'values')
   },
   'group-one': async () => {
     const name = await topic('one', 3)

@@ -6,7 +6,9 @@ import pytest
 from conformance.programs import Missing, Program, program
 from conformance.report import PAGE, explained, reason_for, table, unexplained
 from conformance.run import Result, take_steps
+from conformance.security import secured
 from conformance.steps import STEPS
+from conformance.targets import target
 
 SCRIPT = """
 import sys
@@ -59,6 +61,18 @@ def test_only_what_the_page_explains_may_fail():
 def test_every_explained_failure_names_a_step():
     for _, step in explained(PAGE.read_text()):
         assert step in STEPS
+
+
+def test_a_client_that_has_to_log_in_again_and_again_loses_and_doubles_nothing():
+    """`make conformance SECURITY=…` in small: the same over TLS, by SCRAM, with short logins."""
+    steps = ["produce-none", "long-session", "txn-commit"]
+    with (
+        secured("sasl_ssl-scram-512", reauth_s=1.0, session_s=2.5) as way,
+        target("catchwater", way.settings) as bootstrap,
+    ):
+        built = program("librdkafka", way.environment)
+        results = take_steps("librdkafka", built, bootstrap, steps, print)
+    assert [(r.step, r.outcome, r.reason) for r in results] == [(s, "pass", "") for s in steps]
 
 
 @pytest.mark.slow
