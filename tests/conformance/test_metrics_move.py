@@ -198,6 +198,12 @@ ELSEWHERE = {
     "object_store_request_seconds": "tests/unit/broker/test_metrics.py",
     "object_store_requests": "tests/unit/broker/test_metrics.py",
     "retries": "tests/unit/broker/test_metrics.py",
+    "table_commits": "tests/unit/broker/test_metrics.py",
+    "table_conflicts": "tests/unit/broker/test_metrics.py",
+    "table_failures": "tests/unit/broker/test_metrics.py",
+    "table_malformed": "tests/unit/broker/test_metrics.py",
+    "table_records": "tests/unit/broker/test_metrics.py",
+    "table_waits": "tests/unit/broker/test_metrics.py",
     "throttled_seconds": "tests/unit/broker/test_client_quotas.py",
     "wal_unflushed_bytes": "tests/unit/broker/test_metrics.py",
 }

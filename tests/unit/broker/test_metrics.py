@@ -15,6 +15,7 @@ from catchwater.catalog.rows import Position, ReportRow
 from catchwater.clock import ManualClock
 from catchwater.config import BrokerConfig
 from catchwater.log.read.reader import ReadCounts
+from catchwater.log.tables.settings import Counts as TableCounts
 from catchwater.log.write.writer import Written
 from catchwater.objects.base import StoreUnavailable
 from catchwater.objects.memory import MemoryStore
@@ -33,6 +34,21 @@ def test_the_object_stores_requests_are_shown_by_operation_and_outcome() -> None
     page = metrics.page().decode()
     assert 'catchwater_object_store_requests_total{op="put",outcome="ok"} 2.0' in page
     assert 'catchwater_object_store_requests_total{op="get_range",outcome="retried"} 1.0' in page
+
+
+def test_what_became_of_tables_is_shown_by_topic_and_a_waiting_one_stands_out() -> None:
+    metrics, tables = Metrics(), {"cards": TableCounts(commits=3, records=90, malformed=1)}
+    metrics.show_tables(lambda: tables)
+    page = metrics.page().decode()
+    assert 'catchwater_table_commits_total{topic="cards"} 3.0' in page
+    assert 'catchwater_table_records_total{topic="cards"} 90.0' in page
+    assert 'catchwater_table_malformed_total{topic="cards"} 1.0' in page
+    assert 'catchwater_table_waits{topic="cards"} 0.0' in page
+    tables["cards"] = TableCounts(conflicts=2, failures=1, error="The catalog does not answer.")
+    page = metrics.page().decode()
+    assert 'catchwater_table_conflicts_total{topic="cards"} 2.0' in page
+    assert 'catchwater_table_failures_total{topic="cards"} 1.0' in page
+    assert 'catchwater_table_waits{topic="cards"} 1.0' in page
 
 
 def test_what_is_counted_at_every_request_is_shown_as_prometheus_shows_it() -> None:
