@@ -1,11 +1,22 @@
-"""Protobuf's own description of a message, from a descriptor set."""
+"""Protobuf's own description of a message, from a descriptor set or a registry's files."""
+
+import base64
+import importlib
+from collections.abc import Sequence
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
+from catchwater.values.registry import Registered
 from catchwater.values.settings import BadSchema, ValueSettings
 
 PROTOBUF_TIMESTAMP = "google.protobuf.Timestamp"
+_KNOWN = (
+    "any api descriptor duration empty field_mask source_context struct timestamp type wrappers"
+)
+_OF_GOOGLE = {f"google/protobuf/{name}.proto": f"{name}_pb2" for name in _KNOWN.split()}
+"""The files that come with Protobuf, and that no registry has, by the path that others import."""
+_FILE = "the registry's file"
 
 
 def message_of(settings: ValueSettings) -> Descriptor:
@@ -34,6 +45,55 @@ def message_of(settings: ValueSettings) -> Descriptor:
             f"valueSchema names {settings.schema}, whose files do not fit together: {error}.",
             hint="Make it with protoc --include_imports.",
         ) from error
+
+
+def message_at(found: Registered, path: Sequence[int]) -> Descriptor:
+    """The message at a path of a registry's file: at each level, which of the messages there.
+
+    Raises `BadSchema` for a file that is none, and `ValueError` for a path that leads nowhere.
+    """
+    pool = descriptor_pool.DescriptorPool()
+    try:
+        for name, text in zip((*found.names, _FILE), (*found.needs, found.text), strict=True):
+            _add(pool, name, descriptor_pb2.FileDescriptorProto.FromString(_decoded(text)))
+        file = pool.FindFileByName(_FILE)
+    except (message.DecodeError, ValueError) as error:
+        raise BadSchema(
+            f"The schema registry does not give its Protobuf schema as a serialized file: {error}.",
+            hint="Name a descriptor set and its message: valueSchema and valueMessage.",
+        ) from error
+    except (TypeError, KeyError) as error:
+        raise BadSchema(f"The Protobuf files of the registry do not fit: {error}.") from error
+    described: Descriptor | None = None
+    for index in path:
+        inner = (
+            [*file.message_types_by_name.values()] if described is None else described.nested_types
+        )
+        if not 0 <= index < len(inner):
+            raise ValueError(f"the path {list(path)} of its message's type leads nowhere")
+        described = inner[index]
+    assert described is not None, "a path has at least one step"
+    return described
+
+
+def _decoded(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)
+
+
+def _add(
+    pool: descriptor_pool.DescriptorPool, name: str, file: descriptor_pb2.FileDescriptorProto
+) -> None:
+    """Add a file by the name that others import, and before it what comes with Protobuf."""
+    for each in file.dependency:
+        if each in _OF_GOOGLE:
+            module = importlib.import_module(f"google.protobuf.{_OF_GOOGLE[each]}")
+            _add(
+                pool,
+                each,
+                descriptor_pb2.FileDescriptorProto.FromString(module.DESCRIPTOR.serialized_pb),
+            )
+    file.name = name
+    pool.Add(file)
 
 
 def is_map(field: FieldDescriptor) -> bool:

@@ -72,19 +72,20 @@ class EventValues(msgspec.Struct, frozen=True):
                 return _RegisteredAvro(RegistryClient(self.registry), declared)
             case ValueFormat.AVRO:
                 return _avro(self.settings.schema, (), declared)
+            case ValueFormat.PROTOBUF if not self.settings.schema:
+                assert self.registry is not None, "event_values has seen to it"
+                return _RegisteredProtobuf(RegistryClient(self.registry), declared)
             case ValueFormat.PROTOBUF:
-                decode = _protobuf(self.settings, declared)
+                decode = _protobuf(_message_of(self.settings), declared)
                 if self.registry is None:
                     return decode
-                return lambda value: decode(_behind_indexes(_unframed(value)))
+                return lambda value: decode(_with_path(_unframed(value))[1])
         return None
 
     def _fields(self) -> set[str] | None:
         """The names of the schema's fields; None if each record says what it has."""
-        if self.settings.format is ValueFormat.PROTOBUF:
-            from catchwater.values.descriptors import message_of
-
-            return {field.name for field in message_of(self.settings).fields}
+        if self.settings.format is ValueFormat.PROTOBUF and self.settings.schema:
+            return {field.name for field in _message_of(self.settings).fields}
         if self.settings.format is ValueFormat.AVRO and self.registry is None:
             return {field["name"] for field in _parsed(self.settings.schema, ())["fields"]}
         return None
@@ -106,11 +107,14 @@ def event_values(settings: ValueSettings, registry: Registry | None) -> EventVal
                 hint="valueSchema is an Avro schema or the path of one; schema.registry.url names "
                 "the registry of which the values carry ids.",
             )
-        case ValueFormat.PROTOBUF if not (settings.schema and settings.message):
+        case ValueFormat.PROTOBUF if bool(settings.schema) != bool(settings.message) or (
+            registry is None and not settings.schema
+        ):
             raise BadSchema(
                 "valueFormat is protobuf, and valueSchema or valueMessage is missing.",
                 hint="valueSchema is the path of a descriptor set (protoc --include_imports "
-                "--descriptor_set_out=FILE NAME.proto), valueMessage the message's full name.",
+                "--descriptor_set_out=FILE NAME.proto), valueMessage the message's full name; "
+                "schema.registry.url alone names the registry of which the values carry ids.",
             )
     return EventValues(load(settings) if settings.schema else settings, registry)
 
@@ -313,13 +317,39 @@ class _Samples:
 # --- Protobuf ------------------------------------------------------------------------------------
 
 
-def _protobuf(settings: ValueSettings, declared: Any) -> Callable[[bytes], Any]:
-    """From one message to plain Python. Raises `BadSchema`."""
-    from google.protobuf import message_factory
+class _RegisteredProtobuf:
+    """Protobuf values in Confluent's framing: which message a value is, its path says."""
 
+    def __init__(self, registry: RegistryClient, declared: Any) -> None:
+        self._registry = registry
+        self._declared = declared
+        self._decoders: dict[tuple[int, tuple[int, ...]], Callable[[bytes], Any]] = {}
+
+    def __call__(self, value: bytes) -> Any:
+        schema_id = framed(value)
+        path, message = _with_path(value[FRAME_BYTES:])
+        decode = self._decoders.get((schema_id, path))
+        if decode is None:
+            from catchwater.values.descriptors import message_at
+
+            found = self._registry.schema(schema_id)
+            if found.kind != "PROTOBUF":
+                raise ValueError(f"its schema is {found.kind} and valueFormat is protobuf")
+            decode = _protobuf(message_at(found, path), self._declared)
+            self._decoders[schema_id, path] = decode
+        return decode(message)
+
+
+def _message_of(settings: ValueSettings) -> Any:
     from catchwater.values.descriptors import message_of
 
-    described = message_of(settings)
+    return message_of(settings)
+
+
+def _protobuf(described: Any, declared: Any) -> Callable[[bytes], Any]:
+    """From one message of this type to plain Python."""
+    from google.protobuf import message_factory
+
     parse = message_factory.GetMessageClass(described).FromString
     plain = _message(described, _hints(declared))
 
@@ -385,15 +415,24 @@ def _unframed(value: bytes) -> bytes:
     return value[FRAME_BYTES:]
 
 
-def _behind_indexes(value: bytes) -> bytes:
-    """A message behind the path of its type in the schema's file: zigzag varints, counted first.
+_DEEPEST = 32
+"""Steps of a path: one a level of nested messages."""
 
-    Raises `ValueError`.
+
+def _with_path(value: bytes) -> tuple[tuple[int, ...], bytes]:
+    """The path of a message's type in the schema's file, and the message behind it.
+
+    The path is zigzag varints, counted first; none stand for the file's first message. Raises
+    `ValueError`.
     """
     count, at = _varint(value, 0)
+    if not 0 <= count <= _DEEPEST:
+        raise ValueError(f"the path of its message's type has {count} steps")
+    path = []
     for _ in range(count):
-        _, at = _varint(value, at)
-    return value[at:]
+        index, at = _varint(value, at)
+        path.append(index)
+    return tuple(path) or (0,), value[at:]
 
 
 def _varint(value: bytes, at: int) -> tuple[int, int]:

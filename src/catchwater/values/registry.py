@@ -7,7 +7,8 @@ nobody has is asked for again and again for `PATIENCE_S`, and then `SchemaUnavai
 tried again later and no record is skipped. An id that the registry says it does not have is
 `ValueError`: the record is at fault.
 
-Only Avro and JSON; schemas that refer to others come with them, as Avro's named types.
+Schemas that refer to others come with them. A Protobuf file is asked for in its serialized form
+(`format=serialized`), base64 of a FileDescriptorProto.
 """
 
 import base64
@@ -57,12 +58,14 @@ class _Refused(Exception):
 
 @dataclass(frozen=True)
 class Registered:
-    """A schema as the registry has it: its kind, `AVRO` or `JSON`, its text, and what it needs."""
+    """A schema as the registry has it: its kind (`AVRO`, `PROTOBUF`, `JSON`) and its text."""
 
     kind: str
     text: str
     needs: tuple[str, ...] = ()
     """The texts of the schemas it refers to, those that others need first."""
+    names: tuple[str, ...] = ()
+    """By what names it and they refer to those: of Protobuf the paths that files import."""
 
 
 class Registry(msgspec.Struct, frozen=True):
@@ -106,9 +109,9 @@ class RegistryClient:
         """
         name = urllib.parse.quote(subject, safe="")
         try:
-            answer = self._ask(f"/subjects/{name}/versions/latest")
-            schema_id = answer["id"]
-            return schema_id, self._registered(answer)
+            path = f"/subjects/{name}/versions/latest"
+            answer = self._ask(path)
+            return answer["id"], self._registered(path, answer)
         except ValueError as problem:
             raise LookupError(f"{self.url} has no subject {subject!r}") from problem
         except (_Refused, KeyError, TypeError) as problem:
@@ -122,7 +125,8 @@ class RegistryClient:
             raise missing
         while True:
             try:
-                return self._registered(self._ask(f"/schemas/ids/{schema_id}"))
+                path = f"/schemas/ids/{schema_id}"
+                return self._registered(path, self._ask(path))
             except ValueError as problem:
                 self._missing[schema_id] = self._clock.monotonic_s() + _MISSING_S
                 raise missing from problem
@@ -131,14 +135,19 @@ class RegistryClient:
                     raise self._unavailable(f"schema id {schema_id}", problem) from problem
             self._clock.pause(_PAUSE_S)
 
-    def _registered(self, answer: Mapping[str, Any]) -> Registered:
-        """The schema of an answer, and all that it refers to."""
+    def _registered(self, path: str, answer: Mapping[str, Any]) -> Registered:
+        """The schema that was answered to this path, and all that it refers to."""
+        kind = answer.get("schemaType") or "AVRO"
+        if kind == "PROTOBUF":
+            answer = self._ask(f"{path}?format=serialized")
         needs: dict[str, str] = {}
         for each in answer.get("references") or ():
-            name = urllib.parse.quote(each["subject"], safe="")
-            needed = self._registered(self._ask(f"/subjects/{name}/versions/{each['version']}"))
-            needs.update(dict.fromkeys((*needed.needs, needed.text), ""))
-        return Registered(answer.get("schemaType") or "AVRO", str(answer["schema"]), tuple(needs))
+            subject = urllib.parse.quote(each["subject"], safe="")
+            other = f"/subjects/{subject}/versions/{each['version']}"
+            needed = self._registered(other, self._ask(other))
+            needs.update(zip(needed.needs, needed.names, strict=True))
+            needs.setdefault(needed.text, each["name"])
+        return Registered(kind, str(answer["schema"]), tuple(needs), tuple(needs.values()))
 
     def _ask(self, path: str) -> dict[str, Any]:
         """An answer; raises `_Refused`, and `ValueError` if there is nothing of this name."""
@@ -179,7 +188,9 @@ class RegistryClient:
             content = json.loads(path.read_bytes()) if path else None
             if content is None:
                 return None
-            return Registered(content["kind"], content["schema"], tuple(content["needs"]))
+            needs = tuple(content["needs"])
+            names = tuple(content.get("names") or [""] * len(needs))
+            return Registered(content["kind"], content["schema"], needs, names)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError):
@@ -189,7 +200,12 @@ class RegistryClient:
         path = self._file(schema_id)
         if path is None:
             return
-        content = {"kind": found.kind, "schema": found.text, "needs": found.needs}
+        content = {
+            "kind": found.kind,
+            "schema": found.text,
+            "needs": found.needs,
+            "names": found.names,
+        }
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             draft = path.with_suffix(f".{os.getpid()}.new")

@@ -1,0 +1,230 @@
+"""What Confluent's own Python serializers write is read here."""
+
+import base64
+import datetime as dt
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, timestamp_pb2
+from tests.schema_registry import FakeRegistry, schema_registry
+
+from catchwater.state.records import from_plain
+from catchwater.values import registry as registries
+from catchwater.values.events import event_values
+from catchwater.values.registry import Registry
+from catchwater.values.settings import BadSchema, ValueFormat, ValueSettings
+
+pytest.importorskip("fastavro")
+confluent = pytest.importorskip("confluent_kafka.schema_registry")
+
+from confluent_kafka.schema_registry import Schema, SchemaReference  # noqa: E402
+from confluent_kafka.schema_registry.avro import AvroSerializer  # noqa: E402
+from confluent_kafka.schema_registry.json_schema import JSONSerializer  # noqa: E402
+from confluent_kafka.schema_registry.protobuf import ProtobufSerializer  # noqa: E402
+from confluent_kafka.serialization import MessageField, SerializationContext  # noqa: E402
+
+TOPIC = "payments"
+MOMENT = dt.datetime(2026, 11, 24, 3, 0, 0, 123000, tzinfo=dt.UTC)
+AT_MS = round(MOMENT.timestamp() * 1000)
+WITHIN = SerializationContext(TOPIC, MessageField.VALUE)
+
+
+@dataclass
+class Place:
+    city: str
+
+
+@dataclass
+class Txn:
+    card: str
+    at: int
+    place: Place | None = None
+    tags: dict[str, str] = field(default_factory=dict)
+
+
+EVENT = Txn("c1", AT_MS, Place("Ghent"), {"a": "b"})
+ROW = {"card": "c1", "at": MOMENT, "place": {"city": "Ghent"}, "tags": {"a": "b"}}
+
+PLACE = {"type": "record", "name": "Place", "fields": [{"name": "city", "type": "string"}]}
+TXN = {
+    "type": "record",
+    "name": "Txn",
+    "fields": [
+        {"name": "card", "type": "string"},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+        {"name": "place", "type": ["null", "Place"]},
+        {"name": "tags", "type": {"type": "map", "values": "string"}},
+    ],
+}
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRegistry]:
+    monkeypatch.setattr(registries, "PATIENCE_S", 0.0)
+    with schema_registry() as fake:
+        yield fake
+
+
+@pytest.fixture
+def client(registry: FakeRegistry) -> Any:
+    return confluent.SchemaRegistryClient({"url": registry.url})
+
+
+@pytest.fixture
+def read(registry: FakeRegistry, tmp_path: Path) -> Callable[..., Any]:
+    def read(value: bytes, kind: ValueFormat, declared: type = Txn, **settings: str) -> Any:
+        """The event, by a process that asks and then by one that has what that one kept."""
+        asked = Registry(registry.url, str(tmp_path / "kept"))
+        values = event_values(ValueSettings(kind, **settings), asked)
+        assert values is not None
+        first = values.decoder(declared, from_plain)(value)
+        questions = len(registry.asked)
+        assert values.decoder(declared, from_plain)(value) == first
+        assert len(registry.asked) == questions
+        return first
+
+    return read
+
+
+def test_avro_of_a_schema_that_refers_to_another(client: Any, read: Callable[..., Any]) -> None:
+    client.register_schema("place", Schema(json.dumps(PLACE), "AVRO"))
+    refers = [SchemaReference("Place", "place", 1)]
+    write = AvroSerializer(client, Schema(json.dumps(TXN), "AVRO", refers))
+    assert read(write(ROW, WITHIN), ValueFormat.AVRO) == EVENT
+
+
+def test_json_of_a_json_schema(client: Any, read: Callable[..., Any]) -> None:
+    schema = {
+        "title": "Txn",
+        "type": "object",
+        "properties": {"card": {"type": "string"}, "at": {"type": "integer"}},
+        "required": ["card", "at"],
+    }
+    write = JSONSerializer(json.dumps(schema), client)
+    assert read(write({"card": "c1", "at": 5}, WITHIN), ValueFormat.JSON) == Txn("c1", 5)
+
+
+# --- Protobuf ------------------------------------------------------------------------------------
+
+
+def files() -> dict[str, descriptor_pb2.FileDescriptorProto]:
+    """Files by their names: one imports another, which imports a third, and Google's."""
+    label, text, of = 1, descriptor_pb2.FieldDescriptorProto.TYPE_STRING, 11
+    names = descriptor_pb2.FileDescriptorProto(name="geo/names.proto", package="geo")
+    names.syntax = "proto3"
+    names.message_type.add(name="Name").field.add(name="text", number=1, type=text, label=label)
+    place = descriptor_pb2.FileDescriptorProto(name="geo/place.proto", package="geo")
+    place.syntax = "proto3"
+    place.dependency.append("geo/names.proto")
+    of_place = place.message_type.add(name="Place").field
+    of_place.add(name="city", number=1, type=text, label=label)
+    of_place.add(name="other", number=2, type=of, type_name=".geo.Name", label=3)
+    txn = descriptor_pb2.FileDescriptorProto(name="pay/txn.proto", package="pay")
+    txn.syntax = "proto3"
+    txn.dependency.extend(["geo/place.proto", "google/protobuf/timestamp.proto"])
+    txn.message_type.add(name="Other").field.add(name="x", number=1, type=text, label=label)
+    outer = txn.message_type.add(name="Outer")
+    inner = outer.nested_type.add(name="Txn")
+    entry = inner.nested_type.add(name="TagsEntry")
+    entry.options.map_entry = True
+    entry.field.add(name="key", number=1, type=text, label=label)
+    entry.field.add(name="value", number=2, type=text, label=label)
+    stamp, tags = ".google.protobuf.Timestamp", ".pay.Outer.Txn.TagsEntry"
+    inner.field.add(name="card", number=1, type=text, label=label)
+    inner.field.add(name="at", number=2, type=of, type_name=stamp, label=label)
+    inner.field.add(name="place", number=3, type=of, type_name=".geo.Place", label=label)
+    inner.field.add(name="tags", number=4, type=of, type_name=tags, label=3)
+    return {each.name: each for each in (names, place, txn)}
+
+
+def messages() -> Callable[[str], Any]:
+    """The classes of the files' messages, by full names."""
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(timestamp_pb2.DESCRIPTOR.serialized_pb)
+    for each in files().values():
+        pool.Add(each)
+    return lambda name: message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
+
+
+def protobuf_value(client: Any, name: str, **fields: Any) -> bytes:
+    made = messages()(name)
+    return bytes(ProtobufSerializer(made, client)(made(**fields), WITHIN))
+
+
+MESSAGE = {
+    "card": "c1",
+    "at": {"seconds": AT_MS // 1000, "nanos": AT_MS % 1000 * 1_000_000},
+    "place": {"city": "Ghent", "other": [{"text": "Gent"}]},
+    "tags": {"a": "b"},
+}
+
+
+def test_protobuf_of_a_nested_message_whose_file_imports_others(
+    client: Any, read: Callable[..., Any], registry: FakeRegistry
+) -> None:
+    value = protobuf_value(client, "pay.Outer.Txn", **MESSAGE)
+    assert value[5:8] == b"\x04\x02\x00", "two steps: the second message, and in it the first"
+    assert read(value, ValueFormat.PROTOBUF) == EVENT
+    assert {*registry.subjects} == {"payments-value", "geo/place.proto", "geo/names.proto"}
+
+
+def test_a_files_first_message_has_the_short_path_and_another_its_own_class(
+    client: Any, read: Callable[..., Any]
+) -> None:
+    @dataclass
+    class Other:
+        x: str
+
+    value = protobuf_value(client, "pay.Other", x="y")
+    assert value[5:6] == b"\0"
+    assert read(value, ValueFormat.PROTOBUF, Other) == Other("y")
+
+
+def test_a_descriptor_set_stands_in_for_a_registry_that_gives_no_serialized_files(
+    client: Any, read: Callable[..., Any], registry: FakeRegistry, tmp_path: Path
+) -> None:
+    value = protobuf_value(client, "pay.Outer.Txn", **MESSAGE)
+    for each in registry.schemas.values():
+        each["schema"] = 'syntax = "proto3"; message Txn {}'
+    with pytest.raises(BadSchema, match="does not give its Protobuf schema as a serialized file"):
+        read(value, ValueFormat.PROTOBUF)
+    stamps = descriptor_pb2.FileDescriptorProto()
+    timestamp_pb2.DESCRIPTOR.CopyToProto(stamps)
+    whole = descriptor_pb2.FileDescriptorSet(file=[stamps, *files().values()])
+    (tmp_path / "txn.desc").write_bytes(whole.SerializeToString())
+    named = {"schema": str(tmp_path / "txn.desc"), "message": "pay.Outer.Txn"}
+    assert read(value, ValueFormat.PROTOBUF, **named) == EVENT
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        (b"\x02\x06", "leads nowhere"),
+        (b"\x04\x02\x08", "leads nowhere"),
+        (b"\x01", "has -1 steps"),
+        (b"\xfe\x7f", "steps"),
+        (b"\x04\x02", "within the path"),
+        (b"", "within the path"),
+    ],
+)
+def test_a_path_that_leads_to_no_message_is_the_values_own_fault(
+    client: Any, read: Callable[..., Any], path: bytes, why: str
+) -> None:
+    value = protobuf_value(client, "pay.Other", x="y")
+    with pytest.raises(ValueError, match=why):
+        read(value[:5] + path, ValueFormat.PROTOBUF)
+
+
+def test_a_file_whose_imports_are_not_there_is_named(
+    client: Any, read: Callable[..., Any], registry: FakeRegistry
+) -> None:
+    value = protobuf_value(client, "pay.Outer.Txn", **MESSAGE)
+    schema_id = int.from_bytes(value[1:5], "big")
+    del registry.schemas[schema_id]["references"]
+    assert base64.b64decode(registry.schemas[schema_id]["schema"])
+    with pytest.raises(BadSchema, match=r"geo/place\.proto"):
+        read(value, ValueFormat.PROTOBUF)
