@@ -1,4 +1,4 @@
-"""What Confluent's own Python serializers write is read here."""
+"""What Confluent's own Python serializers write is read here, and the other way round."""
 
 import base64
 import datetime as dt
@@ -15,16 +15,26 @@ from tests.schema_registry import FakeRegistry, schema_registry
 from catchwater.state.records import from_plain
 from catchwater.values import registry as registries
 from catchwater.values.events import event_values
-from catchwater.values.registry import Registry
+from catchwater.values.outputs import OutputValues, offered, output_settings
+from catchwater.values.registry import Registry, RegistryClient, SchemaRefused
 from catchwater.values.settings import BadSchema, ValueFormat, ValueSettings
 
 pytest.importorskip("fastavro")
 confluent = pytest.importorskip("confluent_kafka.schema_registry")
 
 from confluent_kafka.schema_registry import Schema, SchemaReference  # noqa: E402
-from confluent_kafka.schema_registry.avro import AvroSerializer  # noqa: E402
-from confluent_kafka.schema_registry.json_schema import JSONSerializer  # noqa: E402
-from confluent_kafka.schema_registry.protobuf import ProtobufSerializer  # noqa: E402
+from confluent_kafka.schema_registry.avro import (  # noqa: E402
+    AvroDeserializer,
+    AvroSerializer,
+)
+from confluent_kafka.schema_registry.json_schema import (  # noqa: E402
+    JSONDeserializer,
+    JSONSerializer,
+)
+from confluent_kafka.schema_registry.protobuf import (  # noqa: E402
+    ProtobufDeserializer,
+    ProtobufSerializer,
+)
 from confluent_kafka.serialization import MessageField, SerializationContext  # noqa: E402
 
 TOPIC = "payments"
@@ -155,6 +165,16 @@ def protobuf_value(client: Any, name: str, **fields: Any) -> bytes:
     return bytes(ProtobufSerializer(made, client)(made(**fields), WITHIN))
 
 
+def descriptor_set(folder: Path) -> Path:
+    """All files as protoc --include_imports writes them."""
+    stamps = descriptor_pb2.FileDescriptorProto()
+    timestamp_pb2.DESCRIPTOR.CopyToProto(stamps)
+    whole = descriptor_pb2.FileDescriptorSet(file=[stamps, *files().values()])
+    path = folder / "txn.desc"
+    path.write_bytes(whole.SerializeToString())
+    return path
+
+
 MESSAGE = {
     "card": "c1",
     "at": {"seconds": AT_MS // 1000, "nanos": AT_MS % 1000 * 1_000_000},
@@ -192,11 +212,7 @@ def test_a_descriptor_set_stands_in_for_a_registry_that_gives_no_serialized_file
         each["schema"] = 'syntax = "proto3"; message Txn {}'
     with pytest.raises(BadSchema, match="does not give its Protobuf schema as a serialized file"):
         read(value, ValueFormat.PROTOBUF)
-    stamps = descriptor_pb2.FileDescriptorProto()
-    timestamp_pb2.DESCRIPTOR.CopyToProto(stamps)
-    whole = descriptor_pb2.FileDescriptorSet(file=[stamps, *files().values()])
-    (tmp_path / "txn.desc").write_bytes(whole.SerializeToString())
-    named = {"schema": str(tmp_path / "txn.desc"), "message": "pay.Outer.Txn"}
+    named = {"schema": str(descriptor_set(tmp_path)), "message": "pay.Outer.Txn"}
     assert read(value, ValueFormat.PROTOBUF, **named) == EVENT
 
 
@@ -228,3 +244,60 @@ def test_a_file_whose_imports_are_not_there_is_named(
     assert base64.b64decode(registry.schemas[schema_id]["schema"])
     with pytest.raises(BadSchema, match=r"geo/place\.proto"):
         read(value, ValueFormat.PROTOBUF)
+
+
+# --- the other way -------------------------------------------------------------------------------
+
+OUTPUT = {
+    "card": "c1",
+    "at": AT_MS,
+    "place": {"city": "Ghent"},
+    "tags": {"a": "b"},
+}
+SELF_CONTAINED = json.dumps(TXN).replace('"Place"', json.dumps(PLACE))
+JSON_SCHEMA = {"type": "object", "title": "Txn", "required": ["card", "at"]}
+
+
+def written(registry: FakeRegistry, settings: ValueSettings, output: Any) -> bytes:
+    """As a sink writes it: looked up, refused, and then registered because that is asked for."""
+    loaded = output_settings(settings)
+    asked = RegistryClient(Registry(registry.url))
+    schema = offered(loaded, f"{TOPIC}-value")
+    with pytest.raises(SchemaRefused, match="does not have the schema"):
+        asked.id_of(schema)
+    with pytest.raises(SchemaRefused, match="does not have the schema"):
+        asked.look(schema)
+    asked.look(schema, register=True)
+    assert not registry.schemas, "nothing was registered so far"
+    schema_id = asked.id_of(schema, register=True)
+    assert asked.id_of(schema) == schema_id
+    asked.look(schema)
+    return OutputValues(loaded, schema_id).encoder()(json.dumps(output).encode())
+
+
+def test_avro_of_a_sink_is_read(client: Any, registry: FakeRegistry) -> None:
+    value = written(registry, ValueSettings(ValueFormat.AVRO, SELF_CONTAINED), OUTPUT)
+    assert AvroDeserializer(client)(value, WITHIN) == ROW
+
+
+def test_json_of_a_sink_is_read(client: Any, registry: FakeRegistry) -> None:
+    settings = ValueSettings(ValueFormat.JSON, json.dumps(JSON_SCHEMA))
+    value = written(registry, settings, OUTPUT)
+    read = JSONDeserializer(json.dumps(JSON_SCHEMA), schema_registry_client=client)
+    assert read(value, WITHIN) == OUTPUT
+
+
+def test_protobuf_of_a_sink_is_read_with_all_that_its_file_imports(
+    client: Any, registry: FakeRegistry, tmp_path: Path
+) -> None:
+    path = descriptor_set(tmp_path)
+    settings = ValueSettings(ValueFormat.PROTOBUF, str(path), "pay.Outer.Txn")
+    value = written(registry, settings, OUTPUT)
+    assert {*registry.subjects} == {"payments-value", "geo/place.proto", "geo/names.proto"}
+    made = messages()("pay.Outer.Txn")
+    read = ProtobufDeserializer(made, {"use.deprecated.format": False}, client)(value, WITHIN)
+    assert (read.card, read.at.ToMilliseconds(), read.place.city) == ("c1", AT_MS, "Ghent")
+    assert dict(read.tags) == {"a": "b"}
+    # Theirs and ours have the same bytes, and the registry takes them for one schema.
+    theirs = protobuf_value(client, "pay.Outer.Txn", **{**MESSAGE, "place": {"city": "Ghent"}})
+    assert theirs == value

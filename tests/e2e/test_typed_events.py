@@ -1,5 +1,6 @@
-"""A pipeline whose events are Avro behind the ids of a schema registry that comes and goes."""
+"""Pipelines with Avro behind the ids of a schema registry that comes and goes, read and written."""
 
+import datetime as dt
 import json
 from collections.abc import Callable, Iterator
 from io import BytesIO
@@ -12,7 +13,10 @@ from tests.e2e.in_session import WRITTEN_MS, Pipeline, produce, read
 from tests.schema_registry import FakeRegistry, schema_registry
 
 from catchwater.config import CatchwaterError
+from catchwater.pipeline.opened import OpenPipeline
+from catchwater.pipeline.run import config
 from catchwater.values import registry as registries
+from catchwater.values.registry import SchemaRefused
 from catchwater.wire.client import Client
 
 fastavro = pytest.importorskip("fastavro")
@@ -137,3 +141,73 @@ def test_events_are_read_by_their_schemas_and_none_is_skipped_while_the_registry
     pipeline.run()
     assert found()[2:] == [("a", 3, WRITTEN_MS, "here")]
     assert len(read(bootstrap, f"dead-{on}")) == len(bad)
+
+
+OUTPUTS = {
+    "type": "record",
+    "name": "Count",
+    "fields": [
+        {"name": "card", "type": "string"},
+        {"name": "n", "type": "int"},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+        {"name": "place", "type": "string"},
+        {"name": "extra", "type": "string", "default": "none"},
+    ],
+}
+TYPED_SINK = """
+valueFormat = "avro"
+valueSchema = "count.avsc"
+"schema.registry.url" = "{registry}"
+"schema.registry.register" = {register}
+"""
+
+
+def test_outputs_are_written_by_their_schema_also_again_and_while_the_registry_is_away(
+    make_broker: Callable[..., Any],
+    registry: FakeRegistry,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(registries, "PATIENCE_S", 0.1)
+    bootstrap = make_broker({"log.retention.ms": "-1"}).bootstrap
+    with Client(bootstrap) as client:
+        client.create_topics({"txns-out": 1})
+    (tmp_path / "counts.py").write_text(FUNCTION)
+    (tmp_path / "count.avsc").write_text(json.dumps(OUTPUTS))
+
+    def pipeline(register: str) -> Pipeline:
+        sink = TYPED_SINK.format(registry=registry.url, register=register)
+        text = FILE.format(on="out", bootstrap=bootstrap, registry=registry.url)
+        file = tmp_path / "pipeline.toml"
+        file.write_text(text.replace("[dead_letter]", sink + "[dead_letter]"))
+        return Pipeline(None, tmp_path, file)
+
+    at = WRITTEN_MS * 1000
+    produce(bootstrap, "txns-out", 0, value(1, FIRST, card="a", at=at))
+    with pytest.raises(SchemaRefused, match=r"'counts-out-value' .* does not have the schema"):
+        pipeline("false").run()
+    assert "counts-out-value" not in registry.subjects, "nothing is registered in silence"
+
+    def crash(epoch: int) -> None:
+        raise CatchwaterError("The driver crashed.")
+
+    first = pipeline("true")
+    first.between = crash
+    with pytest.raises(CatchwaterError, match="The driver crashed"):
+        first.run()
+    registry.status = 503
+    produce(bootstrap, "txns-out", 0, value(1, FIRST, card="a", at=at))
+    pipeline("true").run()
+    (schema_id,) = registry.subjects["counts-out-value"].values()
+    assert json.loads(registry.schemas[schema_id]["schema"]) == OUTPUTS
+    written = [each for _, each in read(bootstrap, "counts-out")]
+    assert [each[:5] for each in written] == 2 * [b"\0" + schema_id.to_bytes(4, "big")]
+    rows = [fastavro.schemaless_reader(BytesIO(each[5:]), OUTPUTS, None) for each in written]
+    moment = dt.datetime.fromtimestamp(WRITTEN_MS / 1000, dt.UTC)
+    one = {"card": "a", "at": moment, "place": "unknown", "extra": "none"}
+    assert rows == [{**one, "n": 1}, {**one, "n": 2}]
+    opened = OpenPipeline(config.load(first.file, {})).with_log()
+    sink = opened.sinks["out"]
+    staged = [row.record for epoch in sink.truth.epochs() for row in sink.truth.rows(epoch)]
+    assert [each.value for each in staged] == written, "what was staged is what is there"
+    opened.close()

@@ -115,16 +115,32 @@ class Topic(Sink):
     """A topic of the log that the pipeline reads, written in one transaction an epoch.
 
     `kafka` is another Kafka (`HOST:PORT`), or the source's own where that is not our log; `options`
-    are librdkafka's properties, each beginning with `kafka.`.
+    are librdkafka's properties, each beginning with `kafka.`, and `schema.registry.…`.
+
+    Values are JSON, or what `value_format` says by a `value_schema` (a schema or the path of one; a
+    Protobuf descriptor set and its `value_message`). With a `registry` (a URL) each begins with the
+    id that its schema has there under TOPIC-value; `register` has it registered if it is not.
     """
 
     topic: str
     partitions: int | None = None
     kafka: str | None = field(default=None, kw_only=True)
     retry: str | None = field(default=None, kw_only=True)
+    value_format: Literal["json", "avro", "protobuf"] | None = field(default=None, kw_only=True)
+    value_schema: str | None = field(default=None, kw_only=True, repr=False)
+    value_message: str | None = field(default=None, kw_only=True)
+    registry: str | None = field(default=None, kw_only=True)
+    register: bool | None = field(default=None, kw_only=True)
     options: Mapping[str, str] = field(default_factory=dict, kw_only=True, repr=False)
 
-    _NOT_KEYS = (*Sink._NOT_KEYS, "kafka")
+    _KEYS: ClassVar[Mapping[str, str]] = {
+        "value_format": "valueFormat",
+        "value_schema": "valueSchema",
+        "value_message": "valueMessage",
+        "registry": "schema.registry.url",
+        "register": "schema.registry.register",
+    }
+    _NOT_KEYS = (*Sink._NOT_KEYS, "kafka", *_KEYS)
 
     @property
     def called(self) -> str:
@@ -134,10 +150,12 @@ class Topic(Sink):
     @property
     def section(self) -> Values:
         """What `[sink.NAME]` would say."""
-        if self.kafka is None and not self.options:
-            return super().section | {"kind": "log"}
+        values = _said({key: getattr(self, name) for name, key in self._KEYS.items()})
+        own = {**super().section, **values}
+        if self.kafka is None and not any(key.startswith("kafka.") for key in self.options):
+            return {**own, "kind": "log", **self.options}
         servers = {} if self.kafka is None else {"kafka.bootstrap.servers": self.kafka}
-        return {**super().section, "kind": "kafka", **servers, **self.options}
+        return {**own, "kind": "kafka", **servers, **self.options}
 
 
 @dataclass(frozen=True)

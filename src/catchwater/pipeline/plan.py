@@ -21,12 +21,13 @@ from catchwater.recovery.ledger import LedgerDamaged
 from catchwater.replay.control import ControlUnreachable
 from catchwater.sinks.base import SinkUnavailable
 from catchwater.sinks.config import SinkConfig, guarantee, look_at
+from catchwater.values.registry import SchemaUnavailable
 from catchwater.verdicts import spelled_s
 from catchwater.wire.client import RequestTimedOut
 from catchwater.wire.connection import ConnectionLost
 from catchwater.wire.security.settings import UNSECURED
 
-_AWAY = (SinkUnavailable, ControlUnreachable, ConnectionLost, RequestTimedOut)
+_AWAY = (SinkUnavailable, ControlUnreachable, ConnectionLost, RequestTimedOut, SchemaUnavailable)
 
 ASK_S = 5.0
 """How long a plan asks brokers; a start is more patient."""

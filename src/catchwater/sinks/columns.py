@@ -134,6 +134,11 @@ def codec_of(output_type: Any) -> Codec:
     return Codec(tuple(fields), _decoder(fields))
 
 
+def names_of(output_type: Any) -> list[str]:
+    """The fields of an output type as they are called in JSON; none for what is no record."""
+    return [column.name for column in _fields(output_type)]
+
+
 def digest_of(columns: Sequence[Column], values: Sequence[Any]) -> bytes:
     """The digest of a row, from its JSON's values or from the database's."""
     plain = [_canonical(column.kind, value) for column, value in zip(columns, values, strict=True)]

@@ -14,7 +14,7 @@ PROTOBUF_TIMESTAMP = "google.protobuf.Timestamp"
 _KNOWN = (
     "any api descriptor duration empty field_mask source_context struct timestamp type wrappers"
 )
-_OF_GOOGLE = {f"google/protobuf/{name}.proto": f"{name}_pb2" for name in _KNOWN.split()}
+OF_GOOGLE = {f"google/protobuf/{name}.proto": f"{name}_pb2" for name in _KNOWN.split()}
 """The files that come with Protobuf, and that no registry has, by the path that others import."""
 _FILE = "the registry's file"
 
@@ -76,6 +76,16 @@ def message_at(found: Registered, path: Sequence[int]) -> Descriptor:
     return described
 
 
+def path_of(described: Descriptor) -> tuple[int, ...]:
+    """Where a message stands in its file, as `message_at` takes it."""
+    within = described.containing_type
+    around = (
+        described.file.message_types_by_name.values() if within is None else within.nested_types
+    )
+    place = [each.full_name for each in around].index(described.full_name)
+    return (place,) if within is None else (*path_of(within), place)
+
+
 def _decoded(text: str) -> bytes:
     return base64.b64decode(text, validate=True)
 
@@ -85,8 +95,8 @@ def _add(
 ) -> None:
     """Add a file by the name that others import, and before it what comes with Protobuf."""
     for each in file.dependency:
-        if each in _OF_GOOGLE:
-            module = importlib.import_module(f"google.protobuf.{_OF_GOOGLE[each]}")
+        if each in OF_GOOGLE:
+            module = importlib.import_module(f"google.protobuf.{OF_GOOGLE[each]}")
             _add(
                 pool,
                 each,

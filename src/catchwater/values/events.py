@@ -11,6 +11,7 @@ import datetime
 import decimal
 import functools
 import json
+import types
 import typing
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -87,7 +88,7 @@ class EventValues(msgspec.Struct, frozen=True):
         if self.settings.format is ValueFormat.PROTOBUF and self.settings.schema:
             return {field.name for field in _message_of(self.settings).fields}
         if self.settings.format is ValueFormat.AVRO and self.registry is None:
-            return {field["name"] for field in _parsed(self.settings.schema, ())["fields"]}
+            return {field["name"] for field in parsed_avro(self.settings.schema, ())["fields"]}
         return None
 
 
@@ -157,8 +158,9 @@ class _RegisteredAvro:
 
 def _avro(text: str, needs: Sequence[str], declared: Any) -> Callable[[bytes], Any]:
     """From one datum to plain Python. Raises `BadSchema`."""
-    schema = _parsed(text, needs)
+    schema = parsed_avro(text, needs)
     divisors = _as_milliseconds(schema, declared)
+    within = _Milliseconds(schema).of_fields(schema, declared)
     read = _fastavro().schemaless_reader
 
     def decode(value: bytes) -> Any:
@@ -169,12 +171,14 @@ def _avro(text: str, needs: Sequence[str], declared: Any) -> Callable[[bytes], A
         for name, divisor in divisors.items():
             if row[name] is not None:
                 row[name] //= divisor
+        for name, convert in within.items():
+            row[name] = convert(row[name])
         return row
 
     return decode
 
 
-def _parsed(text: str, needs: Sequence[str]) -> dict[str, Any]:
+def parsed_avro(text: str, needs: Sequence[str]) -> dict[str, Any]:
     """A schema of a record that fastavro reads by. Raises `BadSchema`."""
     fastavro = _fastavro()
     named: dict[str, Any] = {}
@@ -197,8 +201,7 @@ def _as_milliseconds(schema: dict[str, Any], declared: Any) -> dict[str, int]:
     hints = _hints(declared)
     divisors: dict[str, int] = {}
     for field in schema["fields"]:
-        hint = hints.get(field["name"])
-        if hint is None or datetime.datetime in (hint, *typing.get_args(hint)):
+        if not _is_number(hints.get(field["name"])):
             continue
         kinds = field["type"] if isinstance(field["type"], list) else [field["type"]]
         for kind in kinds:
@@ -207,6 +210,104 @@ def _as_milliseconds(schema: dict[str, Any], declared: Any) -> dict[str, int]:
                 del kind["logicalType"]
                 divisors[field["name"]] = _TIMESTAMPS[logical]
     return divisors
+
+
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_MILLISECOND = datetime.timedelta(milliseconds=1)
+
+
+class _Milliseconds:
+    """Timestamps within lists, maps and records that the class has as numbers.
+
+    What is read of them are datetimes, because a record may be used in several places.
+    """
+
+    def __init__(self, schema: Any) -> None:
+        self._named: dict[str, Any] = {}
+        self._made: dict[tuple[str, Any], dict[str, Callable[[Any], Any]]] = {}
+        self._know(schema)
+
+    def of_fields(self, schema: Any, declared: Any) -> dict[str, Callable[[Any], Any]]:
+        """By field of a record: what makes numbers in it; fields without such are left out.
+
+        A timestamp that is itself a field of the outermost record is read as a number already.
+        """
+        key = (schema["name"], declared)
+        if key not in self._made:
+            found = self._made[key] = {}
+            hints = _hints(declared)
+            for field in schema["fields"]:
+                convert = self._of(field["type"], hints.get(field["name"]))
+                if convert is not None:
+                    found[field["name"]] = convert
+        return self._made[key]
+
+    def _know(self, schema: Any) -> None:
+        for each in schema if isinstance(schema, list) else [schema]:
+            if isinstance(each, dict):
+                if "name" in each:
+                    self._named[each["name"]] = each
+                for inner in (*(f["type"] for f in each.get("fields", ())), each.get("items")):
+                    self._know(inner)
+                self._know(each.get("values"))
+
+    def _of(self, schema: Any, hint: Any) -> Callable[[Any], Any] | None:
+        hint = _one(hint)
+        if hint is None:
+            return None
+        if isinstance(schema, list):
+            members = [each for each in schema if each != "null"]
+            convert = self._of(members[0], hint) if len(members) == 1 else None
+            return convert and (lambda value: None if value is None else convert(value))
+        if isinstance(schema, str):
+            return self._of(self._named[schema], hint) if schema in self._named else None
+        if schema.get("logicalType") in _TIMESTAMPS:
+            return _as_number if _is_number(hint) else None
+        match schema["type"]:
+            case "array":
+                item = self._of(schema["items"], _item(hint))
+                return item and (lambda values: [item(each) for each in values])
+            case "map":
+                one = self._of(schema["values"], _item(hint))
+                return one and (lambda values: {key: one(each) for key, each in values.items()})
+            case "record":
+                return self._of_record(schema, hint)
+        return None
+
+    def _of_record(self, schema: Any, hint: Any) -> Callable[[Any], Any] | None:
+        is_open = (schema["name"], hint) in self._made
+        fields = self.of_fields(schema, hint)
+
+        def convert(row: Any) -> Any:
+            for name, of_field in fields.items():
+                row[name] = of_field(row[name])
+            return row
+
+        # One that holds itself is not known to the end yet: it may have some.
+        return convert if fields or is_open else None
+
+
+def _as_number(value: Any) -> Any:
+    return (value - _EPOCH) // _MILLISECOND if isinstance(value, datetime.datetime) else value
+
+
+def _is_number(hint: Any) -> bool:
+    """Whether a class has timestamps of this field as numbers."""
+    return hint is not None and datetime.datetime not in (hint, *typing.get_args(hint))
+
+
+def _one(hint: Any) -> Any:
+    """The type of a field that may be missing; None where it is one of several."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        members = [each for each in typing.get_args(hint) if each is not types.NoneType]
+        return members[0] if len(members) == 1 else None
+    return hint
+
+
+def _item(hint: Any) -> Any:
+    """The type of a list's items, or of a map's values."""
+    inner = [each for each in typing.get_args(_one(hint)) if each is not Ellipsis]
+    return inner[-1] if inner else None
 
 
 def _hints(declared: Any) -> Mapping[str, Any]:
@@ -238,7 +339,7 @@ def refused_sample(values: EventValues, declared: Any, hook: Hook) -> str | None
         values.check(declared, "class")
     except BadSchema as error:
         return str(error)
-    schema = _parsed(values.settings.schema, ())
+    schema = parsed_avro(values.settings.schema, ())
     decode = values.decoder(declared, hook)
     for row in _Samples().of(schema):
         out = BytesIO()
@@ -383,10 +484,12 @@ def _field(field: Any, hint: Any) -> Callable[[Any], Any]:
     from catchwater.values.descriptors import is_map, is_repeated
 
     if is_map(field):
-        value = _single(field.message_type.fields_by_name["value"], None)
+        value = _single(field.message_type.fields_by_name["value"], _item(hint))
         return lambda found: {key: value(each) for key, each in found.items()}
-    one = _single(field, hint)
-    return (lambda found: [one(each) for each in found]) if is_repeated(field) else one
+    if is_repeated(field):
+        each_one = _single(field, _item(hint))
+        return lambda found: [each_one(each) for each in found]
+    return _single(field, hint)
 
 
 def _single(field: Any, hint: Any) -> Callable[[Any], Any]:
@@ -394,12 +497,12 @@ def _single(field: Any, hint: Any) -> Callable[[Any], Any]:
 
     kind = field.message_type
     if kind is not None and kind.full_name == PROTOBUF_TIMESTAMP:
-        if hint is None or datetime.datetime in (hint, *typing.get_args(hint)):
+        if not _is_number(hint):
             return lambda found: found.ToDatetime(tzinfo=datetime.UTC)
         return lambda found: found.seconds * 1000 + found.nanos // 1_000_000
     if kind is not None:
         # Made when a value first has one: a message may hold itself.
-        made = functools.cache(lambda: _message(kind, {}))
+        made = functools.cache(lambda: _message(kind, _hints(_one(hint))))
         return lambda found: made()(found)
     if field.enum_type is not None:
         names = {each.number: each.name for each in field.enum_type.values}

@@ -12,20 +12,23 @@ Schemas that refer to others come with them. A Protobuf file is asked for in its
 """
 
 import base64
+import http.client
 import json
 import os
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError
+
+T = TypeVar("T")
 
 FRAME_BYTES = 5
 ANSWER_S, PATIENCE_S = 5.0, 30.0
@@ -34,6 +37,8 @@ _PAUSE_S = 1.0
 _MISSING_S = 10.0
 """So long an id that the registry does not have is not asked for again."""
 _NOT_FOUND = 404
+_NOT_TAKEN = (409, 422)
+"""A schema that is incompatible, or that is none."""
 _ACCEPT = "application/vnd.schemaregistry.v1+json"
 _MOST_BYTES = 16 * 1024 * 1024
 
@@ -54,6 +59,29 @@ _OPENER = urllib.request.build_opener(_NoRedirect)
 
 class _Refused(Exception):
     """What the registry answered in place of a schema, or why it did not."""
+
+    def __init__(self, why: str, code: int = 0, said: str = "") -> None:
+        super().__init__(why)
+        self.code = code
+        """The status, 0 where there was none; and what the registry said of it."""
+        self.said = said
+
+
+class SchemaRefused(CatchwaterError):
+    """A subject does not have a schema that is to be written with, or does not take it."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class Offered:
+    """A schema to be written with: what a registry is asked for it under a subject."""
+
+    subject: str
+    kind: str
+    text: str
+    needs: tuple["Offered", ...] = ()
+    """Those that it refers to, of which `subject` is the name too."""
 
 
 @dataclass(frozen=True)
@@ -117,22 +145,131 @@ class RegistryClient:
         except (_Refused, KeyError, TypeError) as problem:
             raise self._unavailable(f"subject {subject!r}", problem) from problem
 
+    def versions(self, subject: str) -> dict[int, Registered]:
+        """Every schema of a subject by its version; none if the registry has no such subject.
+
+        Asks once. Raises `SchemaUnavailable`.
+        """
+        path = f"/subjects/{urllib.parse.quote(subject, safe='')}/versions"
+        try:
+            numbers = [int(each) for each in self._ask(path)["list"]]
+            asked = {number: f"{path}/{number}" for number in numbers}
+            return {n: self._registered(each, self._ask(each)) for n, each in asked.items()}
+        except ValueError:
+            return {}
+        except (_Refused, KeyError, TypeError) as problem:
+            raise self._unavailable(f"subject {subject!r}", problem) from problem
+
+    def level(self, subject: str) -> str:
+        """What a new schema of a subject must be compatible with, such as `BACKWARD`.
+
+        Asks once. Raises `SchemaUnavailable`.
+        """
+        name = urllib.parse.quote(subject, safe="")
+        try:
+            answer = self._ask(f"/config/{name}?defaultToGlobal=true")
+            return str(answer["compatibilityLevel"])
+        except (ValueError, _Refused, KeyError, TypeError) as problem:
+            raise self._unavailable(f"the level of {subject!r}", problem) from problem
+
+    def id_of(self, offered: Offered, *, register: bool = False) -> int:
+        """The id of a schema under its subject, which is registered there if it may be.
+
+        Raises `SchemaRefused` for a schema that is not there or not taken, and `SchemaUnavailable`.
+        """
+        return self._asked_patiently(
+            f"the id of a schema of {offered.subject!r}", lambda: self._id_of(offered, register)
+        )
+
+    def look(self, offered: Offered, *, register: bool = False) -> None:
+        """Raise what `id_of` would raise, but ask once and register nothing."""
+        try:
+            try:
+                self._ask(_subject(offered), self._body(offered))
+            except ValueError:
+                self._refuse_unless_taken(offered, register)
+        except (_Refused, KeyError, TypeError) as problem:
+            raise self._unavailable(f"subject {offered.subject!r}", problem) from problem
+
+    def _id_of(self, offered: Offered, register: bool) -> int:
+        try:
+            for each in offered.needs:
+                self._id_of(each, register)
+            body = self._body(offered)
+            path = _subject(offered) + ("/versions" if register else "")
+            return int(self._ask(path, body)["id"])
+        except _Refused as refusal:
+            if refusal.code in _NOT_TAKEN:
+                raise self._not_taken(offered, refusal.said) from refusal
+            raise
+        except ValueError:
+            self._refuse_unless_taken(offered, False)
+            raise
+
+    def _body(self, offered: Offered) -> dict[str, Any]:
+        """What is asked: raises `ValueError` if one that it refers to is not there."""
+        references = []
+        for each in offered.needs:
+            found = self._ask(_subject(each), self._body(each))
+            names = {"name": each.subject, "subject": each.subject}
+            references.append({**names, "version": found["version"]})
+        body: dict[str, Any] = {"schema": offered.text}
+        if offered.kind != "AVRO":
+            body["schemaType"] = offered.kind
+        return body | ({"references": references} if references else {})
+
+    def _refuse_unless_taken(self, offered: Offered, register: bool) -> None:
+        """Of a schema that is not there: raise `SchemaRefused`, unless it may be registered."""
+        try:
+            path = f"/compatibility{_subject(offered)}/versions/latest?verbose=true"
+            verdict = self._ask(path, self._body(offered))
+        except ValueError:
+            verdict = {"is_compatible": True}  # there is no such subject yet
+        except _Refused as refusal:
+            if refusal.code not in _NOT_TAKEN:
+                raise
+            verdict = {"is_compatible": False, "messages": [refusal.said]}
+        if not verdict.get("is_compatible", True):
+            raise self._not_taken(offered, "; ".join(map(str, verdict.get("messages") or ())))
+        if not register:
+            raise SchemaRefused(
+                f"The subject {offered.subject!r} of the schema registry {self.url} does not have "
+                "the schema of valueSchema.",
+                hint='It would take it: register it there, or say "schema.registry.register" = '
+                "true.",
+            )
+
+    def _not_taken(self, offered: Offered, why: str) -> SchemaRefused:
+        return SchemaRefused(
+            f"The subject {offered.subject!r} of the schema registry {self.url} does not take the "
+            f"schema of valueSchema: {why.rstrip('.') or 'it is not compatible'}.",
+            hint="Change the schema so that it is compatible (a field that is new has a default), "
+            "or the subject's compatibility.",
+        )
+
     def _patiently(self, schema_id: int) -> Registered:
         now_s = self._clock.monotonic_s()
-        until_s = now_s + PATIENCE_S
         missing = ValueError(f"the registry {self.url} has no schema with the id {schema_id}")
         if self._missing.get(schema_id, now_s) > now_s:
             raise missing
+        path = f"/schemas/ids/{schema_id}"
+        try:
+            return self._asked_patiently(
+                f"schema id {schema_id}", lambda: self._registered(path, self._ask(path))
+            )
+        except ValueError as problem:
+            self._missing[schema_id] = self._clock.monotonic_s() + _MISSING_S
+            raise missing from problem
+
+    def _asked_patiently(self, what: str, ask: Callable[[], T]) -> T:
+        """Ask again for `PATIENCE_S`; then raises `SchemaUnavailable`."""
+        until_s = self._clock.monotonic_s() + PATIENCE_S
         while True:
             try:
-                path = f"/schemas/ids/{schema_id}"
-                return self._registered(path, self._ask(path))
-            except ValueError as problem:
-                self._missing[schema_id] = self._clock.monotonic_s() + _MISSING_S
-                raise missing from problem
+                return ask()
             except (_Refused, KeyError, TypeError) as problem:
                 if self._clock.monotonic_s() >= until_s:
-                    raise self._unavailable(f"schema id {schema_id}", problem) from problem
+                    raise self._unavailable(what, problem) from problem
             self._clock.pause(_PAUSE_S)
 
     def _registered(self, path: str, answer: Mapping[str, Any]) -> Registered:
@@ -149,9 +286,14 @@ class RegistryClient:
             needs.setdefault(needed.text, each["name"])
         return Registered(kind, str(answer["schema"]), tuple(needs), tuple(needs.values()))
 
-    def _ask(self, path: str) -> dict[str, Any]:
-        """An answer; raises `_Refused`, and `ValueError` if there is nothing of this name."""
-        request = urllib.request.Request(self.url.rstrip("/") + path, headers={"Accept": _ACCEPT})
+    def _ask(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """An answer; raises `_Refused`, and `ValueError` if there is nothing of this name.
+
+        One that is a list is the only entry, `list`.
+        """
+        headers = {"Accept": _ACCEPT} | ({"Content-Type": _ACCEPT} if body is not None else {})
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url.rstrip("/") + path, data, headers)
         if self._login:
             encoded = base64.b64encode(self._login.encode()).decode()
             request.add_header("Authorization", f"Basic {encoded}")
@@ -160,11 +302,15 @@ class RegistryClient:
                 answer = json.loads(reply.read(_MOST_BYTES))
         except urllib.error.HTTPError as error:
             with error:
-                if error.code == _NOT_FOUND and _says_so(error.read(_MOST_BYTES)):
-                    raise ValueError(f"{self.url} does not know {path}") from error
-            raise _Refused(f"it answers {error.code} {error.reason}") from error
-        except (OSError, ValueError) as error:
+                said = _said(error.read(_MOST_BYTES))
+            if error.code == _NOT_FOUND and said is not None:
+                raise ValueError(f"{self.url} does not know {path}") from error
+            why = f"it answers {error.code} {error.reason}"
+            raise _Refused(why, error.code, said or "") from error
+        except (OSError, ValueError, http.client.HTTPException) as error:
             raise _Refused(str(getattr(error, "reason", error)) or type(error).__name__) from error
+        if isinstance(answer, list):
+            return {"list": answer}
         if not isinstance(answer, dict):
             raise _Refused("its answer is no schema")
         return answer
@@ -228,9 +374,14 @@ def framed(value: bytes) -> int:
     return int.from_bytes(value[1:FRAME_BYTES], "big")
 
 
-def _says_so(body: bytes) -> bool:
-    """Whether a 404 is the registry's own, and not that of a path that a proxy does not have."""
+def _subject(offered: Offered) -> str:
+    return f"/subjects/{urllib.parse.quote(offered.subject, safe='')}"
+
+
+def _said(body: bytes) -> str | None:
+    """What the registry says of a refusal; None: it is a proxy's, or some other server's."""
     try:
-        return "error_code" in json.loads(body)
-    except (ValueError, TypeError):
-        return False
+        answer = json.loads(body)
+        return str(answer.get("message", "")) if "error_code" in answer else None
+    except (ValueError, TypeError, AttributeError):
+        return None

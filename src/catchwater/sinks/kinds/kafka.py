@@ -32,6 +32,7 @@ from catchwater.sinks.base import (
     SinkRow,
     SinkUnavailable,
     Staged,
+    Stager,
     Superseded,
     TargetState,
     patiently,
@@ -44,13 +45,19 @@ from catchwater.sinks.config import (
     Kind,
     SinkConfig,
     anything,
-    count,
     duration,
     option,
     options,
-    topic,
 )
 from catchwater.sinks.marks import Mark, Marks, Owner, decode_marks
+from catchwater.sinks.topic_values import (
+    Encoding,
+    TopicOptions,
+    check_together,
+    check_values,
+    look_at_values,
+    open_values,
+)
 from catchwater.wire.security.settings import (
     OAUTHBEARER,
     PREFIXES,
@@ -66,7 +73,8 @@ if TYPE_CHECKING:
 
     from catchwater.sinks.config import SinkContext
     from catchwater.sinks.kafka_client import Brokers, Message, Offsets, Writer
-    from catchwater.sinks.staged import Archive, StagedFile
+    from catchwater.sinks.staged import Archive
+    from catchwater.values.outputs import OutputValues
     from catchwater.wire.security.oauth import OAuth
 
 LEDGER_TOPIC = "catchwater-sink-epochs"
@@ -104,7 +112,12 @@ class KafkaSink:
     """See `base.Sink`."""
 
     def __init__(
-        self, brokers: "Brokers", terms: Terms, truth: "Archive", clock: Clock = SYSTEM
+        self,
+        brokers: "Brokers",
+        terms: Terms,
+        truth: "Archive",
+        clock: Clock = SYSTEM,
+        values: "OutputValues | None" = None,
     ) -> None:
         """Create the topics that are missing."""
         self.name = terms.owner.sink
@@ -113,6 +126,7 @@ class KafkaSink:
         self._brokers = brokers
         self._terms = terms
         self._clock = clock
+        self._values = values
         self._who = str(terms.owner).encode()
         self._writer: Writer | None = None
         self._marks = Marks(*terms.owner.name, 0)
@@ -122,8 +136,9 @@ class KafkaSink:
         if terms.exactly_once and terms.owner.claim is not None:
             self._patiently(self._claim)
 
-    def stager(self) -> "StagedFile":
-        return self.truth.stager()
+    def stager(self) -> Stager:
+        stager = self.truth.stager()
+        return stager if self._values is None else Encoding(stager, self._values)
 
     def commit(self, epoch: int, staged: Iterable[Staged]) -> SinkEpoch:
         pieces = sorted(staged, key=lambda piece: piece.shard)
@@ -463,11 +478,9 @@ def _pem(part: str, given: Pem | None) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class KafkaOptions:
+class KafkaOptions(TopicOptions):
     """The keys of a Kafka sink."""
 
-    topic: str = option(topic, doc="the topic, which is made if it is missing")
-    partitions: int | None = option(count, None, doc="of a topic that has to be made")
     retry_ms: int = option(duration, RETRY_MS, key="retry", doc=RETRY)
     kafka: Mapping[str, str] = options(anything, key="kafka.*", doc="librdkafka's properties")
 
@@ -505,13 +518,15 @@ def _open(config: SinkConfig, context: "SinkContext", truth: "Archive") -> Kafka
         config.exactly_once,
         options.retry_ms,
     )
-    return KafkaSink(_brokers(config, context), terms, truth, context.clock)
+    values = open_values(config, context, truth)
+    return KafkaSink(_brokers(config, context), terms, truth, context.clock, values)
 
 
 def _look(config: SinkConfig, context: "SinkContext") -> TargetState:
     """See `Kind.look`; opening creates a missing topic."""
     brokers = _brokers(config, context)
     brokers.check_there()
+    look_at_values(config, context)
     newest = None
     if config.exactly_once:
         newest = read_marks(brokers, context.owner(config.name), context.clock).newest
@@ -534,6 +549,8 @@ KIND = Kind(
     cannot_be=_cannot_be,
     open=_open,
     look=_look,
+    check=check_values,
+    check_options=check_together,
     modules=("catchwater.sinks.kafka_client", "catchwater.sinks.log_stager"),
     extra="kafka",
 )

@@ -12,7 +12,6 @@ import os
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -42,14 +41,23 @@ from catchwater.sinks.base import (
     epoch_checksum,
     record_digest,
 )
-from catchwater.sinks.config import Guarantee, Kind, SinkConfig, count, option, topic
+from catchwater.sinks.config import Guarantee, Kind, SinkConfig
 from catchwater.sinks.marks import Mark, Owner, TargetEpochs, admit, refuse_superseded
+from catchwater.sinks.topic_values import (
+    Encoding,
+    TopicOptions,
+    check_together,
+    check_values,
+    look_at_values,
+    open_values,
+)
 
 if TYPE_CHECKING:
     from catchwater.replay.control import Control, ControlRefused
     from catchwater.sinks.config import SinkContext
     from catchwater.sinks.log_stager import LogAppender, LogStager
     from catchwater.sinks.staged import Archive
+    from catchwater.values.outputs import OutputValues
 
 T = TypeVar("T")
 
@@ -72,6 +80,7 @@ class LogSink:
         topic: str,
         clock: Clock,
         appender: "LogAppender | None" = None,
+        values: "OutputValues | None" = None,
     ) -> None:
         """With an appender it is `at-least-once`. Raises `Superseded`."""
         self.name = marks.owner.sink
@@ -81,6 +90,7 @@ class LogSink:
         self._marks = marks
         self._stager = stager
         self._appender = appender
+        self._values = values
         self._topic = topic
         self._clock = clock
         self._owner = marks.owner
@@ -89,7 +99,8 @@ class LogSink:
             self._asking(self._fence)
 
     def stager(self) -> Stager:
-        return self._appender or self._stager
+        stager = self._appender or self._stager
+        return stager if self._values is None else Encoding(stager, self._values)
 
     def commit(self, epoch: int, staged: Iterable[Staged]) -> SinkEpoch:
         from catchwater.sinks.log_stager import copies
@@ -544,14 +555,6 @@ class NotOurLog(CatchwaterError):
     exit_code = 2
 
 
-@dataclass(frozen=True)
-class LogOptions:
-    """The keys of a log sink."""
-
-    topic: str = option(topic, doc="the topic, which is made if it is missing")
-    partitions: int | None = option(count, None, doc="of a topic that has to be made")
-
-
 def _guarantee(config: SinkConfig, output_id: tuple[str, ...]) -> Guarantee:
     if config.exactly_once:
         return Guarantee(
@@ -582,6 +585,7 @@ def _ours(config: SinkConfig, context: "SinkContext") -> "Control":
 def _look(config: SinkConfig, context: "SinkContext") -> TargetState:
     """A topic that is not there is made when the sink is opened."""
     marks = LogMarks(_ours(config, context), context.owner(config.name))
+    look_at_values(config, context)
     newest = marks.last_live() if config.exactly_once else None
     return TargetState(newest is not None, newest)
 
@@ -611,7 +615,7 @@ def _open(config: SinkConfig, context: "SinkContext", truth: "Archive") -> LogSi
     from catchwater.wire.client import Client
 
     control, owner = _ours(config, context), context.owner(config.name)
-    options: LogOptions = config.options
+    options: TopicOptions = config.options
     with Client(context.bootstrap, security=context.security) as client:
         if options.topic not in client.metadata([options.topic]).topics():
             client.create_topics({options.topic: options.partitions or -1})
@@ -635,18 +639,21 @@ def _open(config: SinkConfig, context: "SinkContext", truth: "Archive") -> LogSi
         topic=options.topic,
         clock=context.clock,
         appender=None if config.exactly_once else appender,
+        values=open_values(config, context, truth),
     )
 
 
 KIND = Kind(
     name="log",
-    options=LogOptions,
+    options=TopicOptions,
     guarantee=_guarantee,
     target=_target,
     place=lambda options: options.topic,
     named_by="topic",
     open=_open,
     look=_look,
+    check=check_values,
+    check_options=check_together,
     modules=(
         "catchwater.replay.read",
         "catchwater.sinks.log_stager",
