@@ -16,8 +16,8 @@ from catchwater.state.records import from_plain
 from catchwater.values import registry as registries
 from catchwater.values.events import event_values
 from catchwater.values.outputs import OutputValues, offered, output_settings
-from catchwater.values.registry import Registry, RegistryClient, SchemaRefused
-from catchwater.values.settings import BadSchema, ValueFormat, ValueSettings
+from catchwater.values.registry import RegistryClient, SchemaRefused
+from catchwater.values.settings import BadSchema, Registry, ValueFormat, ValueSettings
 
 pytest.importorskip("fastavro")
 confluent = pytest.importorskip("confluent_kafka.schema_registry")

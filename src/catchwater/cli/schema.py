@@ -101,7 +101,8 @@ def check(
 
 
 def _read(named: str, registry: str | None) -> "Registered":
-    from catchwater.values.registry import Registered, Registry, RegistryClient
+    from catchwater.values.registry import Registered, RegistryClient
+    from catchwater.values.settings import Registry
 
     if registry is None:
         try:

@@ -51,8 +51,7 @@ from catchwater.sinks.config import (
     target_of,
 )
 from catchwater.values.events import EventValues, event_values
-from catchwater.values.registry import Registry
-from catchwater.values.settings import ValueFormat, ValueSettings
+from catchwater.values.settings import Registry, ValueFormat, ValueSettings
 from catchwater.verdicts import spelled_s
 from catchwater.wire.client import RequestRefused
 

@@ -18,9 +18,11 @@ from catchwater.replay.control import CONTROL_URL, LOCATIONS
 from catchwater.replay.plan import Wanted
 from catchwater.values.settings import (
     BINARY_VALUES,
+    REGISTRY_OPTIONS,
     VALUE_OPTIONS,
     BadSchema,
     OnMalformed,
+    Registry,
     ValueFormat,
     ValueSettings,
 )
@@ -66,6 +68,7 @@ _KNOWN = (
     "includeHeaders",
     "columns",
     *VALUE_OPTIONS,
+    *REGISTRY_OPTIONS,
     "catchwater.read",
     "catchwater.pin.lease",
     "catchwater.wait",
@@ -458,12 +461,14 @@ def parse_values(given: Mapping[str, str], columns: tuple[str, ...]) -> ValueSet
     """How the options want values decoded in these columns. Raises `BadSchema`, `BadOption`."""
     formats = [each.value for each in ValueFormat]
     kind = ValueFormat(_choice(given, "valueFormat", formats, ValueFormat.BINARY.value))
-    others = [name for name in VALUE_OPTIONS[1:] if name.lower() in given]
+    others = [name for name in (*VALUE_OPTIONS[1:], *REGISTRY_OPTIONS) if name.lower() in given]
     if kind is ValueFormat.BINARY:
         if others:
             raise BadSchema(f"{others[0]} is given, but valueFormat is binary: nothing is decoded.")
         return BINARY_VALUES
-    if not given.get("valueschema", "").strip():
+    registry = _registry(given)
+    newest = kind is ValueFormat.AVRO and registry is not None
+    if not given.get("valueschema", "").strip() and not newest:
         raise BadSchema(f"valueFormat {kind.value} needs the option valueSchema.")
     if (kind is ValueFormat.PROTOBUF) != bool(given.get("valuemessage")):
         raise BadSchema(
@@ -475,8 +480,18 @@ def parse_values(given: Mapping[str, str], columns: tuple[str, ...]) -> ValueSet
     names = given.get("valuefields", "").split(",")
     return ValueSettings(
         kind,
-        given["valueschema"],
+        given.get("valueschema", ""),
         given.get("valuemessage", ""),
         tuple(name.strip() for name in names if name.strip()),
         OnMalformed(_choice(given, "onMalformed", [each.value for each in OnMalformed], "fail")),
+        registry=registry,
     )
+
+
+def _registry(given: Mapping[str, str]) -> Registry | None:
+    url, folder, login = (given.get(name, "") for name in REGISTRY_OPTIONS)
+    if not url:
+        if folder or login:
+            raise BadSchema("There are options of a schema registry, and no schema.registry.url.")
+        return None
+    return Registry(url, folder or None, login)

@@ -44,7 +44,7 @@ from catchwater.replay.options import BadOption, Offsets, SourceOptions, parse_o
 from catchwater.replay.pin import MovingPin, ReadPin, planned, renewed
 from catchwater.replay.plan import Task
 from catchwater.replay.subscription import Subscription
-from catchwater.values.settings import ValueFormat, load
+from catchwater.values.settings import BadSchema, ValueFormat, ValueSettings, load
 from catchwater.values.typed import read_columns, typed, value_fields
 from catchwater.wire.client import LATEST
 
@@ -142,7 +142,23 @@ def loaded(options: Mapping[str, str]) -> SourceOptions:
     """The options and what is in the files that they name. Raises what `parse_options` does."""
     parsed = parse_options(options)
     # On the driver, where the files are: executors get what is in them with the reader.
-    return replace(parsed, values=load(parsed.values), security=parsed.security.loaded())
+    values = load(parsed.values)
+    if values.registry is not None and not values.schema:
+        values = _with_newest(values, parsed)
+    return replace(parsed, values=values, security=parsed.security.loaded())
+
+
+def _with_newest(values: ValueSettings, options: SourceOptions) -> ValueSettings:
+    """The columns are those of the newest schema that the registry has for the topic."""
+    from catchwater.values.avro import newest
+
+    assert values.registry is not None, "it has just been looked at"
+    if len(options.topics) != 1:
+        raise BadSchema(
+            "valueSchema is left out; the registry's newest stands in for it with one topic only.",
+            hint="Name a schema: valueSchema.",
+        )
+    return replace(values, schema=newest(values.registry, options.topics[0]))
 
 
 def schema_of(options: SourceOptions) -> types.StructType:

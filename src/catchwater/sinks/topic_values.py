@@ -166,7 +166,8 @@ def _subject(options: TopicOptions) -> str:
 
 
 def _client(options: TopicOptions) -> "RegistryClient":
-    from catchwater.values.registry import Registry, RegistryClient
+    from catchwater.values.registry import RegistryClient
+    from catchwater.values.settings import Registry
 
     return RegistryClient(Registry(options.registry_url, login=options.registry_login))
 

@@ -1,13 +1,18 @@
 """Values in Avro: one datum each, without a header, all written with the schema that is given.
 
+Behind a schema registry each is written with the schema of its id, and resolved to the one that is
+given, as Avro has it: fields are found by name, missing ones take their defaults.
+
 Relies on fastavro (the extra `avro`). Types as in Spark's own Avro source: an enum and a uuid are
 strings, fixed is binary, a union with null is a field that may be null, and one of int and long is
 a long. Other unions and recursive records are refused, because no column could hold them; leave
-them out by `valueFields`. Bytes behind the datum make it malformed. A schema registry is not asked.
+them out by `valueFields`. Bytes behind the datum make it malformed.
 """
 
 import json
 import struct
+from collections.abc import Callable
+from functools import cache
 from io import BytesIO
 from operator import methodcaller
 from typing import Any
@@ -15,7 +20,8 @@ from typing import Any
 from pyspark.sql import types
 
 from catchwater.values.decoder import Decoder, cells_by, only, refused
-from catchwater.values.settings import BadSchema, ValueSettings
+from catchwater.values.registry import FRAME_BYTES, RegistryClient, framed
+from catchwater.values.settings import BadSchema, Registry, ValueSettings
 
 _PLAIN: dict[str, type[types.DataType]] = {
     "boolean": types.BooleanType,
@@ -68,23 +74,110 @@ def avro_decoder(settings: ValueSettings) -> Decoder:
     names = only(settings.fields, [field["name"] for field in schema["fields"]])
     spark = _Types(schema)
     fields = tuple(types.StructField(name, spark.of_field(name)) for name in names)
+    cells = tuple(cells_by(methodcaller("get", name)) for name in names)
+    if settings.registry is not None:
+        errors = (*_ERRORS, fastavro.read.SchemaResolutionError)
+        return Decoder(fields, cells, _resolved(settings.registry, reading), errors, {})
     read = fastavro.schemaless_reader
 
     def decode(value: bytes) -> Any:
         stream = BytesIO(value)
         row = read(stream, reading, None)
-        if stream.tell() != len(value):
-            raise ValueError(f"{len(value) - stream.tell()} bytes stand behind the datum")
-        return row
+        return _ended(stream, value, row)
 
-    return Decoder(
-        fields, tuple(cells_by(methodcaller("get", name)) for name in names), decode, _ERRORS, {}
-    )
+    return Decoder(fields, cells, decode, _ERRORS, {})
+
+
+def _ended(stream: BytesIO, value: bytes, row: Any) -> Any:
+    if stream.tell() != len(value):
+        raise ValueError(f"{len(value) - stream.tell()} bytes stand behind the datum")
+    return row
+
+
+def _resolved(registry: Registry, reading: Any) -> Callable[[bytes], Any]:
+    """From a value behind its schema's id to a row of the schema that is given.
+
+    What it returns raises `SchemaUnavailable` too: the value is not at fault then.
+    """
+    from catchwater.values.events import parsed_avro
+
+    fastavro, client = _library(), _client(registry)
+    read = fastavro.schemaless_reader
+    writers: dict[int, Any] = {}
+
+    def decode(value: bytes) -> Any:
+        schema_id = framed(value)
+        writer = writers.get(schema_id)
+        if writer is None:
+            found = client.schema(schema_id)
+            if found.kind != "AVRO":
+                raise ValueError(f"its schema is {found.kind} and valueFormat is avro")
+            try:
+                writer = _plain(parsed_avro(found.text, found.needs))
+            except BadSchema as error:
+                raise ValueError(str(error)) from error
+            writers[schema_id] = writer
+        stream = BytesIO(value)
+        stream.seek(FRAME_BYTES)
+        return _ended(stream, value, read(stream, writer, reading))
+
+    return decode
+
+
+_client = cache(RegistryClient)
+"""One a process: it keeps what it has read."""
+
+
+def newest(registry: Registry, topic: str) -> str:
+    """The newest schema of a topic's values, with all that it refers to in one text.
+
+    Raises `BadSchema` and `SchemaUnavailable`.
+    """
+    from catchwater.values.events import parsed_avro
+
+    subject = f"{topic}-value"
+    try:
+        _, found = _client(registry).latest(subject)
+    except LookupError as error:
+        raise BadSchema(f"{error}.", hint="Name a schema: valueSchema.") from error
+    if found.kind != "AVRO":
+        raise BadSchema(f"The schema of {subject} is {found.kind}, and valueFormat is avro.")
+    named: dict[str, Any] = {}
+    for index, each in enumerate(found.needs):
+        schema = parsed_avro(each, found.needs[:index], any_type=True)
+        named[schema["name"]] = schema
+    return json.dumps(_whole(parsed_avro(found.text, found.needs), named))
+
+
+def _whole(schema: Any, named: dict[str, Any]) -> Any:
+    """A parsed schema with each type that it refers to where it is first met."""
+    if isinstance(schema, list):
+        return [_whole(each, named) for each in schema]
+    if isinstance(schema, str):
+        return _whole(named.pop(schema), named) if schema in named else schema
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: _whole(each, named) if _is_type(key, each) else each
+        for key, each in schema.items()
+        if not key.startswith("__")
+    }
+
+
+def _is_type(key: str, value: Any) -> bool:
+    """Whether a type stands there, and not a name, a default or the word for a kind of type."""
+    if key == "type":
+        return isinstance(value, dict | list) or value not in _KINDS
+    return key in ("items", "values", "fields")
+
+
+_KINDS = ("record", "enum", "fixed", "error", "array", "map")
 
 
 def _library() -> Any:
     try:
         import fastavro
+        import fastavro.read
         import fastavro.schema
     except ImportError as error:
         raise BadSchema(

@@ -20,8 +20,14 @@ from typing import Any
 
 import msgspec
 
-from catchwater.values.registry import FRAME_BYTES, Registered, Registry, RegistryClient, framed
-from catchwater.values.settings import BadSchema, ValueFormat, ValueSettings, load
+from catchwater.values.registry import (
+    FRAME_BYTES,
+    Registered,
+    RegistryClient,
+    framed,
+    unframed,
+)
+from catchwater.values.settings import BadSchema, Registry, ValueFormat, ValueSettings, load
 
 Hook = Callable[[type, Any], Any]
 """What msgspec asks for a class that it does not know."""
@@ -46,7 +52,7 @@ class EventValues(msgspec.Struct, frozen=True):
         plain = self._plain_decoder(declared)
         if plain is None:
             decode = msgspec.json.Decoder(declared, dec_hook=hook).decode
-            return decode if self.registry is None else lambda value: decode(_unframed(value))
+            return decode if self.registry is None else lambda value: decode(unframed(value))
         convert = functools.partial(msgspec.convert, type=declared, dec_hook=hook)
         return lambda value: convert(plain(value))
 
@@ -80,7 +86,7 @@ class EventValues(msgspec.Struct, frozen=True):
                 decode = _protobuf(_message_of(self.settings), declared)
                 if self.registry is None:
                     return decode
-                return lambda value: decode(_with_path(_unframed(value))[1])
+                return lambda value: decode(behind_path(unframed(value)))
         return None
 
     def _fields(self) -> set[str] | None:
@@ -178,8 +184,8 @@ def _avro(text: str, needs: Sequence[str], declared: Any) -> Callable[[bytes], A
     return decode
 
 
-def parsed_avro(text: str, needs: Sequence[str]) -> dict[str, Any]:
-    """A schema of a record that fastavro reads by. Raises `BadSchema`."""
+def parsed_avro(text: str, needs: Sequence[str], *, any_type: bool = False) -> dict[str, Any]:
+    """A schema of a record, or any named type, that fastavro reads by. Raises `BadSchema`."""
     fastavro = _fastavro()
     named: dict[str, Any] = {}
     try:
@@ -188,7 +194,7 @@ def parsed_avro(text: str, needs: Sequence[str]) -> dict[str, Any]:
         schema = fastavro.parse_schema(json.loads(text), named_schemas=named)
     except (ValueError, KeyError, TypeError, fastavro.schema.SchemaParseException) as error:
         raise BadSchema(f"It is no Avro schema: {type(error).__name__}: {error}.") from error
-    if not isinstance(schema, dict) or schema.get("type") != "record":
+    if not isinstance(schema, dict) or (schema.get("type") != "record" and not any_type):
         raise BadSchema("It is an Avro schema, but not one of a record.")
     return schema
 
@@ -513,9 +519,9 @@ def _single(field: Any, hint: Any) -> Callable[[Any], Any]:
 # --- Confluent's framing -------------------------------------------------------------------------
 
 
-def _unframed(value: bytes) -> bytes:
-    framed(value)
-    return value[FRAME_BYTES:]
+def behind_path(value: bytes) -> bytes:
+    """The message behind the path of its type. Raises `ValueError`."""
+    return _with_path(value)[1]
 
 
 _DEEPEST = 32

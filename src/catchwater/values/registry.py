@@ -23,10 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
-
 from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError
+from catchwater.values.settings import Registry
 
 T = TypeVar("T")
 
@@ -94,19 +93,6 @@ class Registered:
     """The texts of the schemas it refers to, those that others need first."""
     names: tuple[str, ...] = ()
     """By what names it and they refer to those: of Protobuf the paths that files import."""
-
-
-class Registry(msgspec.Struct, frozen=True):
-    """Which registry: it travels with a function's code."""
-
-    url: str
-    folder: str | None = None
-    """Where what was read is kept for the next process; None: nowhere."""
-    login: str = ""
-    """`user:password`."""
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.url!r})"  # the login is a password
 
 
 class RegistryClient:
@@ -372,6 +358,12 @@ def framed(value: bytes) -> int:
             f"it begins with the byte {value[0]} and not with the magic byte 0 of a schema's id"
         )
     return int.from_bytes(value[1:FRAME_BYTES], "big")
+
+
+def unframed(value: bytes) -> bytes:
+    """What stands behind the id of the value's schema. Raises `ValueError`."""
+    framed(value)
+    return value[FRAME_BYTES:]
 
 
 def _subject(offered: Offered) -> str:

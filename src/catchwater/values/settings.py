@@ -9,9 +9,16 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
+import msgspec
+
 from catchwater.config import CatchwaterError
 
 VALUE_OPTIONS = ("valueFormat", "valueSchema", "valueMessage", "valueFields", "onMalformed")
+REGISTRY_OPTIONS = (
+    "schema.registry.url",
+    "schema.registry.folder",
+    "schema.registry.basic.auth.user.info",
+)
 
 MALFORMED = "_malformed"
 """The column that holds the bytes of a malformed value; null in every other row."""
@@ -39,11 +46,25 @@ class OnMalformed(Enum):
     NULL = "null"
 
 
+class Registry(msgspec.Struct, frozen=True):
+    """Which registry: it travels with a function's code."""
+
+    url: str
+    folder: str | None = None
+    """Where what was read is kept for the next process; None: nowhere."""
+    login: str = ""
+    """`user:password`."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"  # the login is a password
+
+
 @dataclass(frozen=True, slots=True)
 class ValueSettings:
     """How values are decoded. `fields` are those that become columns, in this order; all if empty.
 
     `schema` is a text: DDL, an Avro schema, or the path to one or to a Protobuf descriptor set.
+    With a `registry` each value begins with the id of the schema that it was written with.
     """
 
     format: ValueFormat = ValueFormat.BINARY
@@ -52,6 +73,7 @@ class ValueSettings:
     fields: tuple[str, ...] = ()
     on_malformed: OnMalformed = OnMalformed.FAIL
     descriptors: bytes = b""
+    registry: Registry | None = None
 
 
 BINARY_VALUES = ValueSettings()
@@ -60,7 +82,8 @@ BINARY_VALUES = ValueSettings()
 
 def load(settings: ValueSettings) -> ValueSettings:
     """The same settings with what the named file holds in place of its path."""
-    if settings.format is ValueFormat.AVRO and not settings.schema.lstrip().startswith("{"):
+    is_path = bool(settings.schema) and not settings.schema.lstrip().startswith("{")
+    if settings.format is ValueFormat.AVRO and is_path:
         try:
             return replace(settings, schema=_read(settings.schema).decode())
         except UnicodeDecodeError as error:
@@ -76,7 +99,8 @@ def identity(settings: ValueSettings) -> str:
     The schema's text counts as it is written; which of its fields are wanted does not.
     """
     content = settings.descriptors or settings.schema.strip().encode()
-    kind = f"{settings.format.value} {settings.message}\n".encode()
+    framed = " behind an id" if settings.registry else ""
+    kind = f"{settings.format.value} {settings.message}{framed}\n".encode()
     return hashlib.sha256(kind + content).hexdigest()
 
 

@@ -7,6 +7,7 @@ malformed value is looked at row by row.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -34,6 +35,24 @@ class ValueMalformed(CatchwaterError):
 
 def open_decoder(settings: ValueSettings) -> Decoder:
     """The decoder of a format and schema, whose files are loaded. Raises `BadSchema`."""
+    decoder = _decoder_of(settings)
+    if settings.registry is None or settings.format is ValueFormat.AVRO:
+        return decoder
+    from catchwater.values.events import behind_path
+    from catchwater.values.registry import unframed
+
+    # The schema is the one that is given: of the id in front nobody is asked.
+    is_message = settings.format is ValueFormat.PROTOBUF
+    decode = decoder.decode
+    return replace(
+        decoder,
+        decode=lambda value: decode(
+            behind_path(unframed(value)) if is_message else unframed(value)
+        ),
+    )
+
+
+def _decoder_of(settings: ValueSettings) -> Decoder:
     # Each format's library is loaded only where that format is read.
     match settings.format:
         case ValueFormat.JSON:

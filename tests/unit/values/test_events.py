@@ -19,8 +19,8 @@ from tests.schema_registry import FakeRegistry, schema_registry
 from catchwater.state.records import from_plain
 from catchwater.values import registry as registries
 from catchwater.values.events import EventValues, event_values
-from catchwater.values.registry import Registry, RegistryClient, SchemaUnavailable
-from catchwater.values.settings import BadSchema, ValueFormat, ValueSettings
+from catchwater.values.registry import RegistryClient, SchemaUnavailable
+from catchwater.values.settings import BadSchema, Registry, ValueFormat, ValueSettings
 
 fastavro = pytest.importorskip("fastavro")
 
