@@ -14,9 +14,11 @@ from tests.schema_registry import FakeRegistry, schema_registry
 
 from catchwater.config import CatchwaterError
 from catchwater.pipeline.opened import OpenPipeline
+from catchwater.pipeline.pipeline import Pipeline as Declared
 from catchwater.pipeline.run import config
 from catchwater.values import registry as registries
 from catchwater.values.registry import SchemaRefused
+from catchwater.values.subjects import EventsUnfit
 from catchwater.wire.client import Client
 
 fastavro = pytest.importorskip("fastavro")
@@ -120,6 +122,12 @@ def test_events_are_read_by_their_schemas_and_none_is_skipped_while_the_registry
         outputs = [msgspec.json.decode(each) for _, each in read(bootstrap, f"counts-{on}")]
         return [(each["card"], each["n"], each["at"], each["place"]) for each in outputs]
 
+    registry.register(3, {**FIRST, "fields": FIELDS[1:]}, f"{topic}-value")
+    with pytest.raises(EventsUnfit, match=f"'{topic}-value'.*must have the field 'card'"):
+        pipeline.run()
+    planned = Declared.from_file(file, {}).plan().problems
+    assert [each.verdict for each in planned if each.what == "events"] == ["fail"]
+    registry.register(1, FIRST, f"{topic}-value", 2)
     bad = [b"no frame", b"\0\0\0\0\x63x", value(1, FIRST, card="a", at=at)[:-1]]
     produce(bootstrap, topic, 0, value(1, FIRST, card="a", at=at), *bad)
     pipeline.run()
@@ -137,6 +145,8 @@ def test_events_are_read_by_their_schemas_and_none_is_skipped_while_the_registry
         pipeline.run()
     assert len(found()) == 2
     registry.status = 200
+    # A schema that does not fit is no reason not to start again.
+    registry.register(3, {**FIRST, "fields": FIELDS[1:]}, f"{topic}-value", 3)
     registry.register(2, SECOND)
     pipeline.run()
     assert found()[2:] == [("a", 3, WRITTEN_MS, "here")]

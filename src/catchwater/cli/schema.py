@@ -10,7 +10,7 @@ from catchwater.cli.console import noun, talk
 from catchwater.config import CatchwaterError, ConfigError
 
 if TYPE_CHECKING:
-    from catchwater.values.registry import Registered
+    from catchwater.values.registry import Registered, RegistryClient
 
 app = noun()
 
@@ -81,28 +81,48 @@ def check(
 ) -> None:
     """See whether values of a schema become events of a class: exit code 4 if they do not.
 
-    Fields are compared by name, and values made up by the schema are read as events.
+    Fields are compared by name, and values made up by the schema are read as events. Of a subject
+    all versions are looked at, and what its compatibility lets the next one leave out.
     """
     from catchwater.state.records import from_plain
-    from catchwater.values.events import EventValues, refused_sample
-    from catchwater.values.settings import ValueFormat, ValueSettings
+    from catchwater.values.subjects import refused
 
     declared = _declared(function)
-    found = _read(named, registry)
-    if found.needs:
-        raise ConfigError(f"{named} refers to other schemas, and those are not checked yet.")
-    values = EventValues(ValueSettings(ValueFormat.AVRO, found.text))
-    wrong = refused_sample(values, declared, from_plain)
-    if wrong is None:
-        typer.echo(f"Values of {named} are events of {declared.__name__}.")
-        return
-    typer.echo(f"Values of {named} are not all events of {declared.__name__}: {wrong}")
-    raise typer.Exit(4)
+    versions = {named: _read(named, registry)} if registry is None else _versions(named, registry)
+    wrong = {which: refused(found, declared, from_plain) for which, found in versions.items()}
+    for which, why in wrong.items():
+        if why is None:
+            typer.echo(f"Values of {which} are events of {declared.__name__}.")
+        else:
+            typer.echo(f"Values of {which} are not all events of {declared.__name__}: {why}")
+    if registry is not None:
+        _say_what_may_come(named, registry, declared)
+    if any(wrong.values()):
+        raise typer.Exit(4)
+
+
+def _versions(subject: str, registry: str) -> "dict[str, Registered]":
+    """Every schema of a subject, the newest first."""
+    _read(subject, registry)
+    found = sorted(_client(registry).versions(subject).items(), reverse=True)
+    return {f"{subject} version {number}": each for number, each in found if each.kind == "AVRO"}
+
+
+def _say_what_may_come(subject: str, registry: str, declared: type) -> None:
+    from catchwater.values.subjects import may_drop
+
+    level = _client(registry).level(subject)
+    fields = ", ".join(may_drop(level, declared))
+    if fields:
+        talk(
+            f"{subject} is {level}: its next schema may leave out {fields}, which "
+            f"{declared.__name__} must have. FORWARD or FULL would refuse such a schema; a default "
+            "in the class would do without the field."
+        )
 
 
 def _read(named: str, registry: str | None) -> "Registered":
-    from catchwater.values.registry import Registered, RegistryClient
-    from catchwater.values.settings import Registry
+    from catchwater.values.registry import Registered
 
     if registry is None:
         try:
@@ -112,9 +132,8 @@ def _read(named: str, registry: str | None) -> "Registered":
                 f"The schema {named} cannot be read: {getattr(error, 'strerror', error)}.",
                 hint="Give the path of an Avro schema, or --registry URL and a subject.",
             ) from error
-    client = RegistryClient(Registry(registry, login=os.environ.get(_LOGIN, "")))
     try:
-        schema_id, found = client.latest(named)
+        schema_id, found = _client(registry).latest(named)
     except LookupError as error:
         raise ConfigError(
             f"{error}.", hint="Subjects are named TOPIC-value and TOPIC-key by default."
@@ -122,6 +141,13 @@ def _read(named: str, registry: str | None) -> "Registered":
     if found.kind != "AVRO":
         raise ConfigError(f"The schema {schema_id} of {named} is {found.kind}, not Avro.")
     return found
+
+
+def _client(registry: str) -> "RegistryClient":
+    from catchwater.values.registry import RegistryClient
+    from catchwater.values.settings import Registry
+
+    return RegistryClient(Registry(registry, login=os.environ.get(_LOGIN, "")))
 
 
 def _declared(function: str) -> type:

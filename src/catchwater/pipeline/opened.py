@@ -50,8 +50,11 @@ from catchwater.sinks.config import (
     open_sink,
     target_of,
 )
+from catchwater.state.records import from_plain
 from catchwater.values.events import EventValues, event_values
+from catchwater.values.registry import SchemaUnavailable
 from catchwater.values.settings import Registry, ValueFormat, ValueSettings
+from catchwater.values.subjects import EventsUnfit, check_subject
 from catchwater.verdicts import spelled_s
 from catchwater.wire.client import RequestRefused
 
@@ -444,6 +447,37 @@ def values_of(config: PipelineConfig, spec: FunctionSpec) -> EventValues | None:
         for event_type in [each.event_type for each in spec.inputs.values()] or [spec.event_type]:
             values.check(event_type, "event")
     return values
+
+
+def check_subjects(config: PipelineConfig, spec: FunctionSpec) -> None:
+    """Hold the newest schemas of the inputs against the classes that the first function declares.
+
+    Raises `EventsUnfit` for one whose values are no events, and `SchemaUnavailable`.
+    """
+    values = values_of(config, spec)
+    if values is None or values.registry is None:
+        return
+    topics = config.source_options.get("subscribe", "").split(",")
+    declared = {topic.strip(): spec.event_type for topic in topics}
+    declared |= {topic: spec.inputs[name].event_type for name, topic in config.inputs.items()}
+    for topic, event_type in declared.items():
+        check_subject(values, topic, event_type, from_plain)
+
+
+def check_known_subjects(config: PipelineConfig, spec: FunctionSpec, *, again: bool) -> None:
+    """`check_subjects`, unless the registry is away.
+
+    A start that goes on from a checkpoint (`again`) is warned only: no producer's new schema may
+    stand in the way of a restore, and its records go the way of poison.
+    """
+    try:
+        check_subjects(config, spec)
+    except SchemaUnavailable as error:
+        _log.warning("The schemas of the input were not checked. %s", error)
+    except EventsUnfit as error:
+        if not again:
+            raise
+        _log.warning("%s", error)
 
 
 def check_fit(config: PipelineConfig, specs: Sequence[FunctionSpec]) -> None:

@@ -11,7 +11,13 @@ from typing import Any, Literal, NamedTuple
 
 from catchwater.config import CatchwaterError
 from catchwater.pipeline.functions.spec import FunctionSpec
-from catchwater.pipeline.opened import OpenPipeline, check_fit, packages_missing, source_of
+from catchwater.pipeline.opened import (
+    OpenPipeline,
+    check_fit,
+    check_subjects,
+    packages_missing,
+    source_of,
+)
 from catchwater.pipeline.run.config import DEAD_LETTER, PipelineConfig
 from catchwater.pipeline.run.versions import Identity, check_identity
 from catchwater.pipeline.spark.session import check_packages
@@ -20,7 +26,7 @@ from catchwater.recovery.contract import load_contracts
 from catchwater.recovery.ledger import LedgerDamaged
 from catchwater.replay.control import ControlUnreachable
 from catchwater.sinks.base import SinkUnavailable
-from catchwater.sinks.config import SinkConfig, guarantee, look_at
+from catchwater.sinks.config import SinkConfig, ask_others, guarantee, look_at
 from catchwater.values.registry import SchemaUnavailable
 from catchwater.verdicts import spelled_s
 from catchwater.wire.client import RequestTimedOut
@@ -150,6 +156,7 @@ def problems_of(pipeline: OpenPipeline, *, offline: bool = False) -> list[Proble
         found.append(_problem("source", error))
         answered = False
         pipeline.control = None
+    found += _tried("events", lambda: check_subjects(pipeline.config, pipeline.specs[0]))
     found += _tried("checkpoint", lambda: _check_identity(pipeline, missing))
     for name, sink in pipeline.config.every_sink.items():
         if name not in missing and (answered or not sink.declared.of_the_source):
@@ -186,7 +193,9 @@ def _check_identity(pipeline: OpenPipeline, unknown: Container[str]) -> None:
 
 
 def _fits(pipeline: OpenPipeline, sink: SinkConfig) -> None:
-    seen = look_at(sink, pipeline.context_of(sink))
+    context = pipeline.context_of(sink)
+    ask_others(sink, context)
+    seen = look_at(sink, context)
     if seen.differs is not None:
         raise seen.differs
 

@@ -150,7 +150,7 @@ def loaded(options: Mapping[str, str]) -> SourceOptions:
 
 def _with_newest(values: ValueSettings, options: SourceOptions) -> ValueSettings:
     """The columns are those of the newest schema that the registry has for the topic."""
-    from catchwater.values.avro import newest
+    from catchwater.values.subjects import newest
 
     assert values.registry is not None, "it has just been looked at"
     if len(options.topics) != 1:

@@ -132,6 +132,8 @@ class Kind:
     """The present state of the target; read once, without retries, and not changed."""
     check: "Callable[[SinkConfig, SinkContext], object]" = lambda config, context: None
     """Refuses settings that no target could take. Opens nothing; `options` are checked before."""
+    ask: "Callable[[SinkConfig, SinkContext], None]" = lambda config, context: None
+    """Asks whom else it needs, such as a schema registry, whether an opening would be refused."""
     check_options: Callable[[Any], None] = lambda options: None
     """Refuses options that contradict each other. Raises `ConfigError`."""
     alter: "Callable[[SinkConfig, SinkContext], None] | None" = None
@@ -497,6 +499,12 @@ def look_at(config: SinkConfig, context: SinkContext) -> TargetState:
     """
     with _packages_named(config):
         return config.declared.look(config, context)
+
+
+def ask_others(config: SinkConfig, context: SinkContext) -> None:
+    """Raise what opening would raise because of others than the target, and change nothing."""
+    with _packages_named(config):
+        config.declared.ask(config, context)
 
 
 def alter_target(config: SinkConfig, context: SinkContext) -> None:

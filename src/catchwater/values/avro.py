@@ -128,52 +128,6 @@ _client = cache(RegistryClient)
 """One a process: it keeps what it has read."""
 
 
-def newest(registry: Registry, topic: str) -> str:
-    """The newest schema of a topic's values, with all that it refers to in one text.
-
-    Raises `BadSchema` and `SchemaUnavailable`.
-    """
-    from catchwater.values.events import parsed_avro
-
-    subject = f"{topic}-value"
-    try:
-        _, found = _client(registry).latest(subject)
-    except LookupError as error:
-        raise BadSchema(f"{error}.", hint="Name a schema: valueSchema.") from error
-    if found.kind != "AVRO":
-        raise BadSchema(f"The schema of {subject} is {found.kind}, and valueFormat is avro.")
-    named: dict[str, Any] = {}
-    for index, each in enumerate(found.needs):
-        schema = parsed_avro(each, found.needs[:index], any_type=True)
-        named[schema["name"]] = schema
-    return json.dumps(_whole(parsed_avro(found.text, found.needs), named))
-
-
-def _whole(schema: Any, named: dict[str, Any]) -> Any:
-    """A parsed schema with each type that it refers to where it is first met."""
-    if isinstance(schema, list):
-        return [_whole(each, named) for each in schema]
-    if isinstance(schema, str):
-        return _whole(named.pop(schema), named) if schema in named else schema
-    if not isinstance(schema, dict):
-        return schema
-    return {
-        key: _whole(each, named) if _is_type(key, each) else each
-        for key, each in schema.items()
-        if not key.startswith("__")
-    }
-
-
-def _is_type(key: str, value: Any) -> bool:
-    """Whether a type stands there, and not a name, a default or the word for a kind of type."""
-    if key == "type":
-        return isinstance(value, dict | list) or value not in _KINDS
-    return key in ("items", "values", "fields")
-
-
-_KINDS = ("record", "enum", "fixed", "error", "array", "map")
-
-
 def _library() -> Any:
     try:
         import fastavro

@@ -11,6 +11,7 @@ import datetime
 import decimal
 import functools
 import json
+import re
 import types
 import typing
 import uuid
@@ -64,7 +65,7 @@ class EventValues(msgspec.Struct, frozen=True):
         known = self._fields()
         if known is None:
             return
-        for name in _required(declared):
+        for name in required(declared):
             if name not in known:
                 raise BadSchema(
                     f"The {role} {declared.__name__} must have the field {name!r}, which "
@@ -126,7 +127,7 @@ def event_values(settings: ValueSettings, registry: Registry | None) -> EventVal
     return EventValues(load(settings) if settings.schema else settings, registry)
 
 
-def _required(declared: Any) -> Iterator[str]:
+def required(declared: Any) -> Iterator[str]:
     """The names, as they are encoded, of the fields that a class must be given."""
     try:
         found = msgspec.inspect.type_info(declared)
@@ -335,11 +336,14 @@ def _fastavro() -> Any:
     return fastavro
 
 
-def refused_sample(values: EventValues, declared: Any, hook: Hook) -> str | None:
+def refused_sample(
+    values: EventValues, declared: Any, hook: Hook, *, of_type_only: bool = False
+) -> str | None:
     """Why some value of an Avro schema is no event of the class; None: each one made up is.
 
-    Values are made up so that each member of a union and each name of an enum is met once. Raises
-    `BadSchema`.
+    Values are made up so that each member of a union and each name of an enum is met once.
+    `of_type_only`: what the class itself refuses of a value does not count, for values that are
+    made up may lie where real ones never do. Raises `BadSchema`.
     """
     try:
         values.check(declared, "class")
@@ -353,8 +357,19 @@ def refused_sample(values: EventValues, declared: Any, hook: Hook) -> str | None
         try:
             decode(out.getvalue())
         except _OF_THE_CLASS as error:
+            if of_type_only and not _is_of_type(error):
+                continue
             return f"{error} (for the value {row!r})"
     return None
+
+
+_OF_TYPE = re.compile(r"Expected .*, got |Object missing required field|Invalid enum value")
+
+
+def _is_of_type(error: Exception) -> bool:
+    """Whether a value has another type or lacks a field, and is not merely out of bounds."""
+    plain = isinstance(error, msgspec.ValidationError) and error.__cause__ is None
+    return plain and _OF_TYPE.match(str(error)) is not None
 
 
 _OF_THE_CLASS = (Exception,)

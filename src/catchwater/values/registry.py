@@ -98,11 +98,14 @@ class Registered:
 class RegistryClient:
     """What a process asks a registry, and what it has read. One thread at a time."""
 
-    def __init__(self, registry: Registry, clock: Clock = SYSTEM) -> None:
+    def __init__(
+        self, registry: Registry, clock: Clock = SYSTEM, *, answer_s: float = ANSWER_S
+    ) -> None:
         self.url = registry.url
         self._folder = Path(registry.folder) if registry.folder else None
         self._login = registry.login
         self._clock = clock
+        self._answer_s = answer_s
         self._known: dict[int, Registered] = {}
         self._missing: dict[int, float] = {}
         """Until when an id is taken not to be there."""
@@ -284,7 +287,7 @@ class RegistryClient:
             encoded = base64.b64encode(self._login.encode()).decode()
             request.add_header("Authorization", f"Basic {encoded}")
         try:
-            with _OPENER.open(request, timeout=ANSWER_S) as reply:
+            with _OPENER.open(request, timeout=self._answer_s) as reply:
                 answer = json.loads(reply.read(_MOST_BYTES))
         except urllib.error.HTTPError as error:
             with error:

@@ -69,3 +69,27 @@ def test_a_class_is_held_against_a_schema(tmp_path: Path, monkeypatch: pytest.Mo
     assert code == 4 and "must have the field 'place'" in output
     with pytest.raises(ConfigError, match=r"none\.avsc cannot be read"):
         run("check", "none.avsc", "held_events:Txn")
+
+
+def test_every_version_of_a_subject_is_held_against_the_class_and_what_may_come_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "versioned_events.py").write_text(EVENTS)
+    place = {"type": "record", "name": "Place", "fields": [{"name": "city", "type": "string"}]}
+    refers = {"name": "home", "type": ["null", "Place"], "default": None}
+    newer = {**SCHEMA, "fields": [*SCHEMA["fields"], refers, {"name": "place", "type": "string"}]}
+    with schema_registry() as registry:
+        registry.register(3, place, "place")
+        registry.register(7, SCHEMA, "payments-value")
+        references = [{"name": "Place", "subject": "place", "version": 1}]
+        registry.register(8, newer, "payments-value", 2, references=references)
+        at = ("payments-value", "--registry", registry.url)
+        code, output = run("check", at[0], "versioned_events:More", *at[1:])
+        assert code == 4
+        assert "Values of payments-value version 2 are events of More." in output
+        assert "version 1 are not all events of More: " in output
+        assert "payments-value is BACKWARD: its next schema may leave out card, at, place" in output
+        registry.levels["payments-value"] = "FULL_TRANSITIVE"
+        code, output = run("check", at[0], "versioned_events:Txn", *at[1:])
+        assert code == 0 and "leave out" not in output

@@ -13,7 +13,6 @@ from tests.schema_registry import FakeRegistry, schema_registry
 from catchwater.replay.options import parse_options
 from catchwater.replay.source import loaded
 from catchwater.values import registry as registries
-from catchwater.values.avro import newest
 from catchwater.values.registry import SchemaUnavailable
 from catchwater.values.settings import (
     BadSchema,
@@ -23,6 +22,7 @@ from catchwater.values.settings import (
     ValueSettings,
     identity,
 )
+from catchwater.values.subjects import newest
 from catchwater.values.typed import ValueMalformed, open_decoder, typed
 
 fastavro = pytest.importorskip("fastavro")

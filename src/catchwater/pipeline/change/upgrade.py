@@ -23,7 +23,12 @@ import msgspec
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
 from catchwater.pipeline.functions.spec import FunctionSpec
-from catchwater.pipeline.opened import OpenPipeline, check_fit, check_sinks
+from catchwater.pipeline.opened import (
+    OpenPipeline,
+    check_fit,
+    check_known_subjects,
+    check_sinks,
+)
 from catchwater.pipeline.run import versions
 from catchwater.pipeline.run.versions import (
     FunctionCode,
@@ -41,7 +46,7 @@ from catchwater.recovery.savepoint.create import Progress, Source, create
 from catchwater.recovery.savepoint.format import Savepoint
 from catchwater.recovery.savepoint.view import View, shown
 from catchwater.sinks.base import TargetDiffers
-from catchwater.sinks.config import alter_target, look_at
+from catchwater.sinks.config import alter_target, ask_others, look_at
 from catchwater.state.entries import Table, key_of
 from catchwater.state.keys import HASH_BYTES
 
@@ -111,9 +116,12 @@ def alterations(pipeline: OpenPipeline) -> dict[str, TargetDiffers]:
     config = pipeline.config
     check_fit(config, pipeline.specs)
     check_sinks(config, pipeline.specs)
+    check_known_subjects(config, pipeline.specs[0], again=False)
     lacking = {}
     for sink in config.every_sink.values():
-        differs = look_at(sink, pipeline.context_of(sink)).differs
+        context = pipeline.context_of(sink)
+        ask_others(sink, context)
+        differs = look_at(sink, context).differs
         if differs is not None and not differs.alter:
             raise differs
         if differs is not None:

@@ -34,7 +34,14 @@ from catchwater.config import CatchwaterError, Restart
 from catchwater.objects.open import check_seal, open_store, refuse_plain_local
 from catchwater.pipeline.epochs import EpochWriter, Tails, Upkeep
 from catchwater.pipeline.functions.spec import FunctionSpec, Poison
-from catchwater.pipeline.opened import OpenPipeline, check_fit, check_sinks, source_of, values_of
+from catchwater.pipeline.opened import (
+    OpenPipeline,
+    check_fit,
+    check_known_subjects,
+    check_sinks,
+    source_of,
+    values_of,
+)
 from catchwater.pipeline.rows import from_arrow, to_arrow
 from catchwater.pipeline.run import versions
 from catchwater.pipeline.run.background import beside_the_query
@@ -196,6 +203,8 @@ def prepare(config: PipelineConfig, began_s: float, clock: Clock) -> OpenPipelin
     # Does the file fit the functions, and the pipeline the checkpoint?
     check_fit(config, specs)
     check_sinks(config, specs)
+    again = checkpoint.last_commit(config.checkpoint) >= 0
+    check_known_subjects(config, specs[0], again=again)
     if config.state is not None:
         open_store(config.state, clock)  # refused, where it is no store's URL, before it is kept
     bind(config.checkpoint, pipeline.identity(), pipeline.doubt)

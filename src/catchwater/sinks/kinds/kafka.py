@@ -526,7 +526,6 @@ def _look(config: SinkConfig, context: "SinkContext") -> TargetState:
     """See `Kind.look`; opening creates a missing topic."""
     brokers = _brokers(config, context)
     brokers.check_there()
-    look_at_values(config, context)
     newest = None
     if config.exactly_once:
         newest = read_marks(brokers, context.owner(config.name), context.clock).newest
@@ -549,6 +548,7 @@ KIND = Kind(
     cannot_be=_cannot_be,
     open=_open,
     look=_look,
+    ask=look_at_values,
     check=check_values,
     check_options=check_together,
     modules=("catchwater.sinks.kafka_client", "catchwater.sinks.log_stager"),

@@ -585,7 +585,6 @@ def _ours(config: SinkConfig, context: "SinkContext") -> "Control":
 def _look(config: SinkConfig, context: "SinkContext") -> TargetState:
     """A topic that is not there is made when the sink is opened."""
     marks = LogMarks(_ours(config, context), context.owner(config.name))
-    look_at_values(config, context)
     newest = marks.last_live() if config.exactly_once else None
     return TargetState(newest is not None, newest)
 
@@ -652,6 +651,7 @@ KIND = Kind(
     named_by="topic",
     open=_open,
     look=_look,
+    ask=look_at_values,
     check=check_values,
     check_options=check_together,
     modules=(
