@@ -71,6 +71,14 @@ class FakeRegistry:
         match method, path:
             case "GET", ["schemas", "ids", schema_id]:
                 return self._schema(int(schema_id), asked)
+            case "GET", ["schemas", "ids", schema_id, "versions"]:
+                self._schema(int(schema_id), asked)
+                return [
+                    {"subject": subject, "version": version}
+                    for subject, versions in self.subjects.items()
+                    for version, each in versions.items()
+                    if each == int(schema_id)
+                ]
             case "GET", ["subjects", subject, "versions", version]:
                 versions = self._versions(subject)
                 number = max(versions) if version == "latest" else int(version)

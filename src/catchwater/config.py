@@ -224,6 +224,10 @@ class BrokerConfig:
     """Where topics' tables lie; empty: beside the objects."""
     catchwater_tables_catalog: tuple[tuple[str, str], ...] = ()
     """Properties of a pyiceberg catalog, by their keys; none: in the log's own database."""
+    catchwater_schema_registry_url: str = ""
+    """Asked for schemas by topics whose values are held against them."""
+    catchwater_schema_registry_user: str = ""
+    catchwater_schema_registry_password: str = ""
     catchwater_encryption_keys: str = ""
     """Whose keys seal objects, see `objects.keys`; empty: they are not sealed."""
     catchwater_encryption_local: str = ""

@@ -44,6 +44,7 @@ from catchwater.broker.quotas import (
     Settings,
 )
 from catchwater.broker.tls import Certificate
+from catchwater.broker.value_checks import ValueChecks
 from catchwater.catalog.errors import CatalogRetriable
 from catchwater.catalog.rows import BrokerRow, QuotaRow, Topic
 from catchwater.clock import Clock
@@ -95,6 +96,8 @@ class Broker:
     replay_quotas: ReplayQuotas = field(init=False)
     """The accounts from which replays pay for what they read from storage."""
 
+    value_checks: ValueChecks = field(init=False)
+    """Whether values fit the schemas of topics that ask for it."""
     quotas: Quotas = field(init=False)
     """What clients may take in a second."""
     fetch_sessions: FetchSessions = field(init=False)
@@ -106,6 +109,7 @@ class Broker:
         slots = config.max_incremental_fetch_session_cache_slots
         self.fetch_sessions = FetchSessions(slots, self.clock)
         self.lags = GroupLags(self)
+        self.value_checks = ValueChecks(config, self.clock)
         lagging = config.catchwater_lagging_quota_bytes_per_second
         self.quotas = Quotas(self.clock, self.metrics, lagging)
         limits = ConfiguredLimits(

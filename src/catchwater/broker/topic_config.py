@@ -41,6 +41,8 @@ from catchwater.log.topic_settings import (
     LONGEST_AFTER,
     LONGEST_BEFORE,
     TIMESTAMP_TYPE,
+    UNCHECKED,
+    VALIDATION,
     VALUE_FORMAT,
     VALUE_SCHEMA,
     Policy,
@@ -130,6 +132,10 @@ TOPIC_SETTINGS: Mapping[str, Setting] = {
     COMMIT_INTERVAL: Setting(
         LONG, _only(COMMIT_INTERVAL_MS), 100,
         about="How often that table is committed to."),
+    VALIDATION: Setting(
+        STRING, _only(UNCHECKED), choices=(UNCHECKED, "id", "schema", "declared"),
+        about="Whether [values that do not fit a schema are refused]"
+              "(operations.md#values-that-fit-a-schema)."),
     OWNER: Setting(
         STRING, _only(""), form=re.compile(r"[\w@.: +-]{0,200}"),
         about="Who answers for it, for [evidence](governance.md#where-data-lies)."),
@@ -224,6 +230,9 @@ def refusal(name: str, value: str | None, config: BrokerConfig) -> str | None:
         return refused_table(value, tables_of(config))
     if name == PARTITION_BY:
         return refused_terms(value)
+    if name == VALIDATION and value in ("id", "schema"):
+        if not config.catchwater_schema_registry_url:
+            return f"{name} cannot be {value}: this broker has no catchwater.schema.registry.url."
     if name == VALUE_SCHEMA:
         return refused_schema(value)
     if name == RESIDENCY and value and config.catchwater_location not in value.split(","):

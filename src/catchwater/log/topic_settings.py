@@ -15,6 +15,7 @@ except `refused_schema`, which imports the decoders of values.
   does not fit its format counts as having declared nothing.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import NamedTuple
@@ -108,6 +109,9 @@ CODECS = {
     "zstd": Codec.ZSTD,
 }
 
+VALIDATION = "catchwater.value.validation"
+UNCHECKED = "none"
+
 LATEST_MS = 365 * 24 * 60 * 60 * 1000
 """The default of how far in the future a record may be; beyond, a clock must be wrong."""
 EARLIEST_MS = 2**63 - 1
@@ -122,6 +126,7 @@ _OF_APPENDS = frozenset(
         LONGEST_BEFORE,
         LONGEST_AFTER,
         CLEANUP_POLICY,
+        VALIDATION,
     )
 )
 
@@ -140,6 +145,10 @@ class Rules(NamedTuple):
     codec: int | None = None
     """How batches are stored; None: as the producer compressed them."""
     needs_keys: bool = False
+    validation: str = UNCHECKED
+    """How values are held against a schema."""
+    fit: Callable[[bytes], str | None] | None = None
+    """Why a value is refused, by that validation; None: values are not looked at."""
 
     @property
     def are_plain(self) -> bool:
@@ -174,6 +183,7 @@ def rules_of(topic: Topic, max_message_bytes: int) -> Rules:
         stamps,
         CODECS.get(config.get(COMPRESSION_TYPE, AS_PRODUCED)),
         COMPACT in cleanup_policies(topic),
+        config.get(VALIDATION, UNCHECKED),
     )
 
 

@@ -79,12 +79,12 @@ class EventValues(msgspec.Struct, frozen=True):
             case ValueFormat.AVRO if self.registry is not None:
                 return _RegisteredAvro(RegistryClient(self.registry), declared)
             case ValueFormat.AVRO:
-                return _avro(self.settings.schema, (), declared)
+                return avro_reader(self.settings.schema, (), declared)
             case ValueFormat.PROTOBUF if not self.settings.schema:
                 assert self.registry is not None, "event_values has seen to it"
                 return _RegisteredProtobuf(RegistryClient(self.registry), declared)
             case ValueFormat.PROTOBUF:
-                decode = _protobuf(_message_of(self.settings), declared)
+                decode = protobuf_reader(_message_of(self.settings), declared)
                 if self.registry is None:
                     return decode
                 return lambda value: decode(behind_path(unframed(value)))
@@ -160,10 +160,10 @@ class _RegisteredAvro:
     def _decoder(self, found: Registered) -> Callable[[bytes], Any]:
         if found.kind != "AVRO":
             raise ValueError(f"its schema is {found.kind} and valueFormat is avro")
-        return _avro(found.text, found.needs, self._declared)
+        return avro_reader(found.text, found.needs, self._declared)
 
 
-def _avro(text: str, needs: Sequence[str], declared: Any) -> Callable[[bytes], Any]:
+def avro_reader(text: str, needs: Sequence[str], declared: Any) -> Callable[[bytes], Any]:
     """From one datum to plain Python. Raises `BadSchema`."""
     schema = parsed_avro(text, needs)
     divisors = _as_milliseconds(schema, declared)
@@ -449,7 +449,7 @@ class _RegisteredProtobuf:
 
     def __call__(self, value: bytes) -> Any:
         schema_id = framed(value)
-        path, message = _with_path(value[FRAME_BYTES:])
+        path, message = with_path(value[FRAME_BYTES:])
         decode = self._decoders.get((schema_id, path))
         if decode is None:
             from catchwater.values.descriptors import message_at
@@ -457,7 +457,7 @@ class _RegisteredProtobuf:
             found = self._registry.schema(schema_id)
             if found.kind != "PROTOBUF":
                 raise ValueError(f"its schema is {found.kind} and valueFormat is protobuf")
-            decode = _protobuf(message_at(found, path), self._declared)
+            decode = protobuf_reader(message_at(found, path), self._declared)
             self._decoders[schema_id, path] = decode
         return decode(message)
 
@@ -468,7 +468,7 @@ def _message_of(settings: ValueSettings) -> Any:
     return message_of(settings)
 
 
-def _protobuf(described: Any, declared: Any) -> Callable[[bytes], Any]:
+def protobuf_reader(described: Any, declared: Any) -> Callable[[bytes], Any]:
     """From one message of this type to plain Python."""
     from google.protobuf import message_factory
 
@@ -536,14 +536,14 @@ def _single(field: Any, hint: Any) -> Callable[[Any], Any]:
 
 def behind_path(value: bytes) -> bytes:
     """The message behind the path of its type. Raises `ValueError`."""
-    return _with_path(value)[1]
+    return with_path(value)[1]
 
 
 _DEEPEST = 32
 """Steps of a path: one a level of nested messages."""
 
 
-def _with_path(value: bytes) -> tuple[tuple[int, ...], bytes]:
+def with_path(value: bytes) -> tuple[tuple[int, ...], bytes]:
     """The path of a message's type in the schema's file, and the message behind it.
 
     The path is zigzag varints, counted first; none stand for the file's first message. Raises

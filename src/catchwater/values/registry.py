@@ -119,6 +119,23 @@ class RegistryClient:
         self._known[schema_id] = found
         return found
 
+    def under(self, subject: str, schema_id: int) -> Registered:
+        """The schema of an id that must be one of this subject's. Asks once.
+
+        Raises `LookupError` for an id that is not there, or not the subject's, and
+        `SchemaUnavailable`.
+        """
+        path = f"/schemas/ids/{schema_id}"
+        try:
+            subjects = {each["subject"] for each in self._ask(f"{path}/versions")["list"]}
+            if subject not in subjects:
+                raise LookupError(f"the schema with the id {schema_id} is none of {subject!r}")
+            return self._registered(path, self._ask(path))
+        except ValueError as problem:
+            raise LookupError(f"the registry has no schema with the id {schema_id}") from problem
+        except (_Refused, KeyError, TypeError) as problem:
+            raise self._unavailable(f"schema id {schema_id}", problem) from problem
+
     def latest(self, subject: str) -> tuple[int, Registered]:
         """The newest schema of a subject, such as `payments-value`, with its id.
 

@@ -6,7 +6,7 @@ from catchwater.broker.topic_config import refusal
 from catchwater.config import BrokerConfig
 from catchwater.log.keep import parquet
 from catchwater.log.keep.parquet import PARQUET
-from catchwater.log.topic_settings import VALUE_FORMAT, VALUE_SCHEMA
+from catchwater.log.topic_settings import VALIDATION, VALUE_FORMAT, VALUE_SCHEMA
 
 
 def test_parquet_is_a_switch_that_needs_what_writes_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,3 +25,12 @@ def test_a_schema_of_values_is_judged_where_it_is_set() -> None:
     assert "is one of binary, json, avro" in str(refusal(VALUE_FORMAT, "xml", config))
     assert "is no type" in str(refusal(VALUE_SCHEMA, "a of", config))
     assert "at most 20000 characters" in str(refusal(VALUE_SCHEMA, "a" * 20_001, config))
+
+
+def test_values_are_held_against_a_registry_that_the_broker_knows() -> None:
+    alone, config = BrokerConfig(), BrokerConfig(catchwater_schema_registry_url="http://r:8081")
+    for value in ("id", "schema"):
+        assert "has no catchwater.schema.registry.url" in str(refusal(VALIDATION, value, alone))
+        assert refusal(VALIDATION, value, config) is None
+    assert refusal(VALIDATION, "declared", alone) is refusal(VALIDATION, "none", alone) is None
+    assert "is one of none, id, schema, declared" in str(refusal(VALIDATION, "yes", config))

@@ -34,7 +34,7 @@ from catchwater.catalog.rows import (
 )
 from catchwater.config import CatchwaterError
 from catchwater.log.format.chunk import ADDS_PARTITION, KAFKAS_ATTRIBUTES
-from catchwater.log.topic_settings import LATEST_MS, Rules, rules_of
+from catchwater.log.topic_settings import LATEST_MS, UNCHECKED, Rules, rules_of
 from catchwater.log.write.prepare import Outcome, Unprepared
 from catchwater.log.write.writer import Appended, Submission
 from catchwater.objects.base import Buffer
@@ -140,6 +140,8 @@ def _start_with_care(broker: Broker, call: Call, request: ProduceRequest) -> Lat
         rules = rules_of(topic, broker.config.message_max_bytes) if topic else None
         if topic and rules and rules.are_plain:
             broker.log.plain_topics[topic.id] = rules.max_bytes
+        elif topic and rules and rules.validation != UNCHECKED:
+            rules = rules._replace(fit=broker.value_checks.of(topic, rules.validation))
         for part in wanted.partitions:
             index, data = part.partition, part.records or memoryview(b"")
             try:

@@ -6,7 +6,7 @@ be `Unopened`, never guessed. Byte layout: Apache Kafka, "Record Batch" and "Rec
 the delete horizon of KIP-534.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from catchwater.config import CatchwaterError
@@ -67,6 +67,19 @@ def open_records(
     except (CodecError, IndexError) as error:
         raise Unopened(f"The batch at offset {header.base_offset} is not opened: {error}") from None
     return records
+
+
+def values_of(view: memoryview, count: int) -> Iterator[bytes | None]:
+    """The values of a batch's records, unfolded and walked before; None for a tombstone."""
+    at = 0
+    for _ in range(count):
+        size, start = read_zigzag(view, at, VARLONG_BYTES)
+        at = start + size
+        _, behind = read_zigzag(view, start + 1, VARLONG_BYTES)
+        _, behind = read_zigzag(view, behind, VARLONG_BYTES)
+        key_bytes, behind = read_zigzag(view, behind, VARLONG_BYTES)
+        value_bytes, behind = read_zigzag(view, behind + max(key_bytes, 0), VARLONG_BYTES)
+        yield None if value_bytes < 0 else bytes(view[behind : behind + value_bytes])
 
 
 def _record(view: memoryview, start: int) -> tuple[Record, int]:

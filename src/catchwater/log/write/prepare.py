@@ -29,7 +29,7 @@ from typing import NamedTuple, TypeAlias
 
 from catchwater.catalog.rows import PartitionKey
 from catchwater.log.format.chunk import KAFKAS_ATTRIBUTES
-from catchwater.log.format.records import Unopened, open_records
+from catchwater.log.format.records import Unopened, open_records, values_of
 from catchwater.log.topic_settings import EARLIEST_MS, Rules
 from catchwater.log.write.writer import Appended, Held, Submission
 from catchwater.objects.base import Buffer
@@ -65,6 +65,8 @@ LOAD_AFTER_RECORDS = 20_000
 """Walked plainly, before the compiled loop is loaded: a broker with little to do stays small."""
 _ROOM_BYTES = 4 * 1024 * 1024
 
+Fit: TypeAlias = Callable[[bytes], str | None]
+"""Why a value does not fit what its topic says of values; None: it does. Raises `Undecided`."""
 Outcome: TypeAlias = Appended | BatchError
 Outcomes: TypeAlias = "asyncio.Future[list[Appended]] | asyncio.Future[list[Outcome]]"
 _Appending: TypeAlias = "asyncio.Future[list[Appended]]"
@@ -262,12 +264,18 @@ def _pass_on(answer: "asyncio.Future[list[Outcome]]", outcomes: Outcomes) -> Non
 # --- one batch, pure -----------------------------------------------------------------------------
 
 
+class Undecided(Exception):
+    """Whether a value fits is not known yet: its batch may be sent again."""
+
+
 class NotQuick(Exception):
     """It takes more than was foreseen: to be done in a thread."""
 
 
 def effort(header: BatchHeader, rules: Rules) -> int:
     """What it takes to look into a batch, in compiled steps (of some 6 ns)."""
+    if rules.fit is not None:
+        return QUICK_EFFORT + 1
     steps = header.record_count * (1 if walk_is_compiled() else PLAIN_FACTOR)
     compression = header.attributes & COMPRESSION_BITS
     if rules.codec is not None and rules.codec != compression:
@@ -286,9 +294,11 @@ def prepared(
 ) -> tuple[BatchHeader, memoryview]:
     """The batch as it is to be stored, checked from outside before. Raises `BatchError`.
 
-    INVALID_RECORD for records that are not sound, also when compressed, and for one without a key;
-    INVALID_TIMESTAMP for times that the topic does not take; MESSAGE_TOO_LARGE for what unfolds to
-    too much or has become too large. `at_once` gives up with `NotQuick` where it takes long.
+    INVALID_RECORD for records that are not sound, also when compressed, for one without a key, and
+    for a value that does not fit the topic's schema; NOT_ENOUGH_REPLICAS, which is tried again,
+    where that is not known yet; INVALID_TIMESTAMP for times that the topic does not take;
+    MESSAGE_TOO_LARGE for what unfolds to too much or has become too large. `at_once` gives up with
+    `NotQuick` where it takes long.
     Records are unfolded in `room` where they fit.
     """
     count, records = header.record_count, data[HEADER_BYTES:]
@@ -314,6 +324,8 @@ def prepared(
             _blame(header, data, rules, now_ms)
         if newest_ms != header.max_timestamp and not rules.stamps:
             header, data = _assembled(header._replace(max_timestamp=newest_ms), data[HEADER_BYTES:])
+    if rules.fit is not None:
+        _check_values(records, count, rules.fit)
     if rules.codec is not None and rules.codec != codec:
         return _compressed(header, records, rules.codec, rules.max_bytes)
     return header, data
@@ -352,6 +364,20 @@ def _blame(header: BatchHeader, data: memoryview, rules: Rules, now_ms: int) -> 
         f"{rules.after_ms} ms ahead."
     )
     _refuse(ErrorCode.INVALID_TIMESTAMP, reason, wrong)
+
+
+def _check_values(records: memoryview, count: int, fit: Fit) -> None:
+    named: list[tuple[int, str]] = []
+    try:
+        for index, value in enumerate(values_of(records, count)):
+            why = None if value is None else fit(value)
+            if why is not None and len(named) < _MOST_NAMED:
+                named.append((index, f"Its value does not fit the topic's schema: {why}"))
+    except Undecided as reason:
+        raise BatchError(ErrorCode.NOT_ENOUGH_REPLICAS, str(reason)) from reason
+    if named:
+        index, why = named[0]
+        raise BatchError(ErrorCode.INVALID_RECORD, f"Record {index} of the batch: {why}", named)
 
 
 def _refuse(code: ErrorCode, reason: str, blamed: Iterable[int]) -> None:

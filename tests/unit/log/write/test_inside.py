@@ -9,6 +9,7 @@ from catchwater.log.write.prepare import (
     MAX_OPENED_BYTES,
     QUICK_EFFORT,
     NotQuick,
+    Undecided,
     effort,
     prepared,
 )
@@ -120,3 +121,37 @@ def test_the_effort_of_a_request_decides_where_it_is_looked_into(monkeypatch) ->
     assert effort(header._replace(record_count=10_000), PLAIN) <= QUICK_EFFORT
     assert effort(header, Rules(10**6, codec=4)) > QUICK_EFFORT
     assert effort(make(4)[0]._replace(size_bytes=17_000), PLAIN) > QUICK_EFFORT
+
+
+def test_values_that_do_not_fit_are_refused_by_name_and_tombstones_fit() -> None:
+    values = [b"good", b"bad", None, b"", b"worse"]
+    records = [(None, value, 1_000, [(f"h{at}", b"x")]) for at, value in enumerate(values)]
+    seen = []
+
+    def fit(value: bytes) -> str | None:
+        seen.append(value)
+        return None if value in (b"good", b"") else f"it is {value.decode()}"
+
+    for codec in range(5):
+        data = memoryview(encode_batch(records, codec=codec))
+        error = refusal(read_single(data), data, Rules(10**6, fit=fit))
+        assert error.code is ErrorCode.INVALID_RECORD
+        assert [(index, why[-7:]) for index, why in error.records] == [
+            (1, " is bad"),
+            (4, "s worse"),
+        ]
+        assert "Record 1 of the batch: Its value does not fit" in error.reason
+    assert seen == 5 * [value for value in values if value is not None]
+    header, data = make(4)
+    assert prepared(header, data, Rules(10**6, fit=lambda value: None), 0) == (header, data)
+
+
+def test_what_is_not_known_yet_may_be_sent_again_and_is_no_work_for_the_event_loop() -> None:
+    def fit(value: bytes) -> str | None:
+        raise Undecided("the registry does not answer")
+
+    header, data = make()
+    error = refusal(header, data, Rules(10**6, fit=fit))
+    assert error.code is ErrorCode.NOT_ENOUGH_REPLICAS
+    assert error.reason == "the registry does not answer"
+    assert effort(header, PLAIN) < QUICK_EFFORT < effort(header, Rules(10**6, fit=fit))
