@@ -3,13 +3,14 @@
 A call `score` of a class is two methods: `ask_score(event)` returns the question, or None, and
 depends on the event only; `call_score(question)` asks the endpoint and returns the answer, whose
 type is in its annotation. It runs in several threads at a time. Questions and answers are records,
-or anything else that msgspec encodes; equal questions of one shard's epoch are asked once.
+or anything else that msgspec encodes; equal questions of one shard's epoch are asked once. With
+`Call(batch=…)` it takes a list of questions and returns the list of their answers.
 
 Sends no request; `ask` does.
 """
 
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import Any
@@ -61,17 +62,30 @@ class BoundCall:
 
     def answer(self, question: Any) -> Outcome:
         """Ask the endpoint once, in this thread; a failure is an outcome too."""
+        return self._outcomes(lambda: [self.call(question)], 1)[0]
+
+    def answers(self, questions: Sequence[Any]) -> list[Outcome]:
+        """Ask the endpoint once for all of them; what fails, fails for all."""
+        if self.policy.batch is None:
+            return [self.answer(question) for question in questions]
+        return self._outcomes(lambda: [*self.call([*questions])], len(questions))
+
+    def _outcomes(self, ask: Callable[[], list[Any]], count: int) -> list[Outcome]:
         try:
-            encoded = self._encoder.encode(self.call(question))
-            self.decode_answer(encoded)
+            answers = ask()
+            if len(answers) != count:
+                raise ValueError(f"it gave {len(answers)} answers to {count} questions")
+            encoded = [self._encoder.encode(answer) for answer in answers]
+            for each in encoded:
+                self.decode_answer(each)
         except Exception as error:  # noqa: BLE001  (the user's code and the world: all is a failure)
-            return Outcome(None, f"{type(error).__name__}: {error}")
-        return Outcome(encoded)
+            return [Outcome(None, f"{type(error).__name__}: {error}")] * count
+        return [Outcome(each) for each in encoded]
 
     @cached_property
     def decode_answer(self) -> Callable[[bytes], Any]:
         """Bytes to an answer of the annotated type; raises msgspec.DecodeError."""
-        return answer_decoder(self._declared)
+        return answer_decoder(self._declared, together=self.policy.batch is not None)
 
     @cached_property
     def _encoder(self) -> msgspec.msgpack.Encoder:
@@ -134,9 +148,20 @@ class Answers:
         raise AnswerMissing(f"The call {name!r} was not answered: {outcome.why}.")
 
 
-def answer_decoder(method: Callable[..., Any]) -> Callable[[bytes], Any]:
-    """Bytes to what the method is annotated to return; ValueError if it is not annotated."""
+def answer_decoder(method: Callable[..., Any], *, together: bool = False) -> Callable[[bytes], Any]:
+    """Bytes to what the method is annotated to return; ValueError if it is not annotated.
+
+    To an item of it, where questions are asked `together`.
+    """
     hints = typing.get_type_hints(method)
     if "return" not in hints:
-        raise ValueError(f"{method.__name__} must say what it returns: write -> Answer")
-    return msgspec.msgpack.Decoder(hints["return"], dec_hook=from_plain).decode
+        shape = "list[Answer]" if together else "Answer"
+        raise ValueError(f"{method.__name__} must say what it returns: write -> {shape}")
+    answer = hints["return"]
+    if together:
+        if typing.get_origin(answer) is not list:
+            raise ValueError(
+                f"{method.__name__} is asked many questions together: write -> list[Answer]"
+            )
+        (answer,) = typing.get_args(answer)
+    return msgspec.msgpack.Decoder(answer, dec_hook=from_plain).decode

@@ -78,8 +78,8 @@ class Threads:
 HANGING_PER_PLACE = 4
 """How many cut calls may still hang for each that may be under way."""
 
-_Report = tuple[int, int, Outcome]
-"""Index, attempt, and what came of it."""
+_Report = tuple[int, int, list[Outcome]]
+"""Index, attempt, and what came of its questions."""
 
 
 class Caller:
@@ -135,12 +135,16 @@ class _Round:
         self._endpoint = endpoint
         self._keys = list(questions)
         self._questions = list(questions.values())
+        together = endpoint.call.policy.batch or 1
+        count = len(questions)
+        self._asked = [range(at, min(at + together, count)) for at in range(0, count, together)]
+        """Which questions are asked together: one question of the schedule's."""
         self._wake = wake
         self._reports: SimpleQueue[_Report] = SimpleQueue()
         self._schedule = Schedule(
             endpoint.call.policy,
             endpoint.breaker,
-            len(questions),
+            len(self._asked),
             endpoint.clock.random,
             endpoint.now_ms(),
         )
@@ -158,14 +162,15 @@ class _Round:
         """
         schedule = self._schedule
         while not self._reports.empty():
-            index, attempt, outcome = self._reports.get()
+            index, attempt, outcomes = self._reports.get()
             if schedule.attempt_of(index) != attempt:
                 continue
-            if outcome.answer is None:
-                schedule.failed(index, outcome.why, self._endpoint.now_ms())
+            if outcomes[0].answer is None:
+                schedule.failed(index, outcomes[0].why, self._endpoint.now_ms())
             else:
                 schedule.answered(index, self._endpoint.now_ms())
-                self._answered[self._keys[index]] = outcome
+                keys = (self._keys[each] for each in self._asked[index])
+                self._answered.update(zip(keys, outcomes, strict=True))
         schedule.cut(self._endpoint.now_ms())
         while begun := schedule.begin(self._endpoint.now_ms()):
             for index in begun:
@@ -182,14 +187,18 @@ class _Round:
 
     def _run(self, index: int, attempt: int) -> None:
         """In a thread: ask once, and wake the waiting caller."""
-        outcome = self._endpoint.call.answer(self._questions[index])
-        self._reports.put((index, attempt, outcome))
+        outcomes = self._endpoint.call.answers([self._questions[i] for i in self._asked[index]])
+        self._reports.put((index, attempt, outcomes))
         self._wake.put(None)
 
     def outcomes(self) -> dict[Key, Outcome]:
         """Of every question, once all is settled."""
-        failures = self._schedule.failures.items()
-        return self._answered | {self._keys[i]: Outcome(None, why) for i, why in failures}
+        failed = {
+            self._keys[each]: Outcome(None, why)
+            for index, why in self._schedule.failures.items()
+            for each in self._asked[index]
+        }
+        return self._answered | failed
 
     def wake_ms(self) -> int:
         """When to look again though nothing was reported; not asked once all is settled."""
@@ -204,7 +213,7 @@ class _Round:
             questions=len(self._keys),
             attempts=counts.attempts,
             failed_attempts=counts.failed,
-            failures=len(self._schedule.failures),
+            failures=sum(len(self._asked[index]) for index in self._schedule.failures),
             p99_ms=_p99(counts.latencies_ms),
             breaker=self._endpoint.breaker.name(self._endpoint.now_ms()),
         )

@@ -47,7 +47,8 @@ class Call:
     The n-th retry waits `backoff` × 2ⁿ⁻¹, at most `max_backoff`, give or take 20 %. `budget` is how
     long one shard's epoch may wait for all its answers. What is unanswered then, or after so many
     `attempts`, or while the breaker is open, goes by `on_failure`: the epoch fails and is tried
-    again, the event becomes a dead letter, or the handler gets None.
+    again, the event becomes a dead letter, or the handler gets None. With `batch` so many questions
+    are asked together: `call_NAME` takes a list and gives a list with an answer for each.
     """
 
     timeout: str = "2s"
@@ -58,6 +59,7 @@ class Call:
     budget: str | None = None
     breaker: Breaker | None = Breaker()
     on_failure: OnFailure = "fail"
+    batch: int | None = None
 
 
 SETTINGS = (
@@ -88,6 +90,7 @@ class Policy:
     budget_ms: int | None
     breaker: BreakerPolicy | None
     on_failure: OnFailure
+    batch: int | None = None
 
     def wait_ms(self, failed: int, random: Random) -> int:
         """How long to wait after so many failed attempts, from the first on."""
@@ -110,6 +113,7 @@ def check(call: Call) -> Policy:
         budget_ms=None if call.budget is None else _duration("budget", call.budget),
         breaker=None if call.breaker is None else _breaker(call.breaker),
         on_failure=call.on_failure,
+        batch=None if call.batch is None else _count("batch", call.batch, 100_000),
     )
 
 
@@ -123,6 +127,8 @@ def override(call: Call, settings: Mapping[str, str]) -> Call:
     for key, text in settings.items():
         if key not in SETTINGS:
             raise ValueError(f"there is no {key}; there are {', '.join(SETTINGS)}")
+        if key == "batch" and call.batch is None:
+            raise ValueError("batch is for a call that takes a list: declare Call(batch=…)")
         value = int(text) if text.isdigit() else text
         if key.startswith("breaker."):
             below[key.removeprefix("breaker.")] = value

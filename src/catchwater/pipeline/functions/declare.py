@@ -681,6 +681,7 @@ def call_mistakes(target: Any, calls: Mapping[str, Call]) -> Iterator[str]:
                 yield f"the call {name!r}: {wrong}"
         try:
             check(call)
-            answer_decoder(getattr(target, f"call_{name}"))
+            together = call.batch is not None
+            answer_decoder(getattr(target, f"call_{name}"), together=together)
         except (TypeError, ValueError, NameError) as error:
             yield f"the call {name!r}: {error}"

@@ -146,3 +146,49 @@ def test_two_endpoints_are_asked_at_the_same_time():
     outcomes, counts = Caller(calls).ask(questions(calls, ["a"]))
     assert all(outcome.answer is not None for outcome in outcomes.values())
     assert counts["left"].failed_attempts == 0
+
+
+def sizes_of(ask: Any, **declared: Any) -> tuple[Caller, Any]:
+    class Function:
+        def ask_size(self, e: str) -> str:
+            return e
+
+        def call_size(self, questions: list[str]) -> list[int]:
+            return ask(questions)
+
+    calls = bind(Function, {"size": Call(breaker=None, backoff="1ms", **declared)})
+    return Caller(calls), calls
+
+
+def test_questions_that_are_asked_together_are_answered_one_by_one() -> None:
+    asked: list[list[str]] = []
+
+    def ask(questions: list[str]) -> list[int]:
+        asked.append(questions)
+        return [len(each) for each in questions]
+
+    caller, calls = sizes_of(ask, batch=3, concurrency=1)
+    events = [letter * size for size, letter in enumerate("abcdefg", 1)]
+    outcomes, told = caller.ask(questions(calls, events))
+    assert asked == [events[:3], events[3:6], events[6:]]
+    decode = calls["size"].decode_answer
+    assert [decode(each.answer) for each in outcomes.values()] == [1, 2, 3, 4, 5, 6, 7]
+    assert (told["size"].questions, told["size"].attempts, told["size"].failures) == (7, 3, 0)
+
+
+def test_what_fails_of_questions_asked_together_fails_for_all_and_is_asked_again() -> None:
+    asked: list[list[str]] = []
+
+    def ask(questions: list[str]) -> list[int]:
+        asked.append(questions)
+        if len(asked) == 1:
+            raise ConnectionError("no route")
+        return [1] * (len(questions) - ("short" in questions))
+
+    caller, calls = sizes_of(ask, batch=2, concurrency=1, attempts=2)
+    outcomes, told = caller.ask(questions(calls, ["a", "b", "c", "short"]))
+    assert asked.count(["a", "b"]) == asked.count(["c", "short"]) == 2
+    assert [each.why for each in outcomes.values() if each.answer is None] == 2 * [
+        "ValueError: it gave 1 answers to 2 questions (2 attempts)"
+    ]
+    assert (told["size"].questions, told["size"].attempts, told["size"].failures) == (4, 4, 2)

@@ -23,6 +23,7 @@ from catchwater import (
     value_state,
 )
 from catchwater.operators import Windowed, tumbling
+from catchwater.pipeline.calls.policy import override
 from catchwater.pipeline.functions.declare import DeclarationError
 from catchwater.pipeline.process.poison import EventFailed
 from catchwater.testing import Harness
@@ -328,6 +329,26 @@ def test_a_call_that_cannot_be_made_is_refused(ask: Any, call: Any, words: str) 
     Asks.ask_x, Asks.call_x = ask, call  # type: ignore[attr-defined]
     with pytest.raises(DeclarationError, match=words):
         function(name="f", key="key", event_time="at", calls={"x": Call()})(Asks)
+
+
+def test_a_call_of_many_questions_gives_a_list_and_a_call_of_one_takes_no_batch() -> None:
+    class Asks(Keyed[Event, State, Output]):
+        def ask_x(self, e: Event) -> str | None:
+            return None
+
+        def call_x(self, questions: list[str]) -> str:
+            return ""
+
+        def on_event(self, e: Event, s: State, ctx: Context) -> None:
+            return None
+
+    with pytest.raises(DeclarationError, match=r"call_x is asked many .* write -> list\[Answer\]"):
+        function(name="f", key="key", event_time="at", calls={"x": Call(batch=5)})(Asks)
+    with pytest.raises(DeclarationError, match="batch=0 must be a whole number from 1"):
+        function(name="f", key="key", event_time="at", calls={"x": Call(batch=0)})(Asks)
+    with pytest.raises(ValueError, match="declare Call"):
+        override(Call(), {"batch": "5"})
+    assert override(Call(batch=1), {"batch": "5"}).batch == 5
 
 
 def test_the_state_of_a_key_of_another_type_is_not_asked() -> None:
