@@ -33,6 +33,8 @@ class FakeRegistry:
         """Any other is answered to everything."""
         self.body: bytes | None = None
         """Answered in place of a schema."""
+        self.half = False
+        """Only half of each answer is sent."""
         self.pause = threading.Event()
         """Not set: no answer."""
         self.pause.set()
@@ -158,7 +160,7 @@ def schema_registry() -> Iterator[FakeRegistry]:
             self.send_header("Content-Type", "application/vnd.schemaregistry.v1+json")
             self.send_header("Content-Length", str(len(answer)))
             self.end_headers()
-            self.wfile.write(answer)
+            self.wfile.write(answer[: len(answer) // 2] if fake.half else answer)
 
         def log_message(self, *_: Any) -> None: ...
 

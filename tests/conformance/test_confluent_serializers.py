@@ -17,7 +17,7 @@ from catchwater.values import registry as registries
 from catchwater.values.events import event_values
 from catchwater.values.outputs import OutputValues, offered, output_settings
 from catchwater.values.registry import RegistryClient, SchemaRefused
-from catchwater.values.settings import BadSchema, Registry, ValueFormat, ValueSettings
+from catchwater.values.settings import Registry, ValueFormat, ValueSettings
 
 pytest.importorskip("fastavro")
 confluent = pytest.importorskip("confluent_kafka.schema_registry")
@@ -210,7 +210,7 @@ def test_a_descriptor_set_stands_in_for_a_registry_that_gives_no_serialized_file
     value = protobuf_value(client, "pay.Outer.Txn", **MESSAGE)
     for each in registry.schemas.values():
         each["schema"] = 'syntax = "proto3"; message Txn {}'
-    with pytest.raises(BadSchema, match="does not give its Protobuf schema as a serialized file"):
+    with pytest.raises(ValueError, match="does not give its Protobuf schema as a serialized file"):
         read(value, ValueFormat.PROTOBUF)
     named = {"schema": str(descriptor_set(tmp_path)), "message": "pay.Outer.Txn"}
     assert read(value, ValueFormat.PROTOBUF, **named) == EVENT
@@ -242,7 +242,7 @@ def test_a_file_whose_imports_are_not_there_is_named(
     schema_id = int.from_bytes(value[1:5], "big")
     del registry.schemas[schema_id]["references"]
     assert base64.b64decode(registry.schemas[schema_id]["schema"])
-    with pytest.raises(BadSchema, match=r"geo/place\.proto"):
+    with pytest.raises(ValueError, match=r"geo/place\.proto"):
         read(value, ValueFormat.PROTOBUF)
 
 

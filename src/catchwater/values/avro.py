@@ -115,7 +115,7 @@ def _resolved(registry: Registry, reading: Any) -> Callable[[bytes], Any]:
             try:
                 writer = _plain(parsed_avro(found.text, found.needs))
             except BadSchema as error:
-                raise ValueError(str(error)) from error
+                raise client.useless(schema_id, str(error)) from error
             writers[schema_id] = writer
         stream = BytesIO(value)
         stream.seek(FRAME_BYTES)

@@ -124,6 +124,8 @@ def event_values(settings: ValueSettings, registry: Registry | None) -> EventVal
                 "--descriptor_set_out=FILE NAME.proto), valueMessage the message's full name; "
                 "schema.registry.url alone names the registry of which the values carry ids.",
             )
+    if settings.format is ValueFormat.AVRO:
+        _fastavro()  # so that its lack is no fault of the values
     return EventValues(load(settings) if settings.schema else settings, registry)
 
 
@@ -154,7 +156,10 @@ class _RegisteredAvro:
         decode = self._decoders.get(schema_id)
         if decode is None:
             found = self._registry.schema(schema_id)
-            decode = self._decoders[schema_id] = self._decoder(found)
+            try:
+                decode = self._decoders[schema_id] = self._decoder(found)
+            except BadSchema as error:
+                raise self._registry.useless(schema_id, str(error)) from error
         return decode(value[FRAME_BYTES:])
 
     def _decoder(self, found: Registered) -> Callable[[bytes], Any]:
@@ -457,7 +462,10 @@ class _RegisteredProtobuf:
             found = self._registry.schema(schema_id)
             if found.kind != "PROTOBUF":
                 raise ValueError(f"its schema is {found.kind} and valueFormat is protobuf")
-            decode = protobuf_reader(message_at(found, path), self._declared)
+            try:
+                decode = protobuf_reader(message_at(found, path), self._declared)
+            except BadSchema as error:
+                raise self._registry.useless(schema_id, str(error)) from error
             self._decoders[schema_id, path] = decode
         return decode(message)
 

@@ -99,16 +99,16 @@ class RegistryClient:
     """What a process asks a registry, and what it has read. One thread at a time."""
 
     def __init__(
-        self, registry: Registry, clock: Clock = SYSTEM, *, answer_s: float = ANSWER_S
+        self, registry: Registry, clock: Clock = SYSTEM, *, answer_s: float | None = None
     ) -> None:
         self.url = registry.url
         self._folder = Path(registry.folder) if registry.folder else None
         self._login = registry.login
         self._clock = clock
-        self._answer_s = answer_s
+        self._answer_s = ANSWER_S if answer_s is None else answer_s
         self._known: dict[int, Registered] = {}
-        self._missing: dict[int, float] = {}
-        """Until when an id is taken not to be there."""
+        self._missing: dict[int, tuple[float, str]] = {}
+        """Until when there is taken to be no schema with an id, and why."""
 
     def schema(self, schema_id: int) -> Registered:
         """The schema of an id. Raises `ValueError` and `SchemaUnavailable`; see the module."""
@@ -150,6 +150,17 @@ class RegistryClient:
             raise LookupError(f"{self.url} has no subject {subject!r}") from problem
         except (_Refused, KeyError, TypeError) as problem:
             raise self._unavailable(f"subject {subject!r}", problem) from problem
+
+    def useless(self, schema_id: int, why: str) -> ValueError:
+        """What was answered is no schema: it is not kept, and for a while not asked for again."""
+        self._known.pop(schema_id, None)
+        if (path := self._file(schema_id)) is not None:
+            path.unlink(missing_ok=True)
+        return self._note(schema_id, f"the schema with the id {schema_id} cannot be used: {why}")
+
+    def _note(self, schema_id: int, why: str) -> ValueError:
+        self._missing[schema_id] = (self._clock.monotonic_s() + _MISSING_S, why)
+        return ValueError(why)
 
     def versions(self, subject: str) -> dict[int, Registered]:
         """Every schema of a subject by its version; none if the registry has no such subject.
@@ -254,18 +265,17 @@ class RegistryClient:
         )
 
     def _patiently(self, schema_id: int) -> Registered:
-        now_s = self._clock.monotonic_s()
-        missing = ValueError(f"the registry {self.url} has no schema with the id {schema_id}")
-        if self._missing.get(schema_id, now_s) > now_s:
-            raise missing
+        until_s, why = self._missing.get(schema_id, (0.0, ""))
+        if why and until_s > self._clock.monotonic_s():
+            raise ValueError(why)
         path = f"/schemas/ids/{schema_id}"
         try:
             return self._asked_patiently(
                 f"schema id {schema_id}", lambda: self._registered(path, self._ask(path))
             )
         except ValueError as problem:
-            self._missing[schema_id] = self._clock.monotonic_s() + _MISSING_S
-            raise missing from problem
+            why = f"the registry {self.url} has no schema with the id {schema_id}"
+            raise self._note(schema_id, why) from problem
 
     def _asked_patiently(self, what: str, ask: Callable[[], T]) -> T:
         """Ask again for `PATIENCE_S`; then raises `SchemaUnavailable`."""

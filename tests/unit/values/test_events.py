@@ -272,9 +272,11 @@ def test_a_value_whose_schema_is_not_there_is_at_fault_itself(
     assert len(registry.asked) <= 1, "what it does not have is not asked for again at once"
 
 
-@pytest.mark.parametrize("trouble", [500, 401, "closed", "nonsense", "a proxy's page"])
+@pytest.mark.parametrize(
+    "trouble", [500, 401, "closed", "nonsense", "a proxy's page", "silent", "half"]
+)
 def test_a_schema_that_cannot_be_had_is_nobodys_fault_and_what_was_read_goes_on(
-    registry: FakeRegistry, tmp_path: Path, trouble: int | str
+    registry: FakeRegistry, tmp_path: Path, trouble: int | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registry.register(7, SCHEMA)
     values = of(registry, tmp_path)
@@ -287,6 +289,12 @@ def test_a_schema_that_cannot_be_had_is_nobodys_fault_and_what_was_read_goes_on(
             registry.body = b'["no schema"]'
         case "a proxy's page":
             registry.status, registry.body = 404, b"<html>"
+        case "silent":
+            registry.pause.clear()
+            monkeypatch.setattr(registries, "ANSWER_S", 0.1)
+            decode = decoder(values)
+        case "half":
+            registry.half = True
         case "closed":
             registry.url = "http://127.0.0.1:1"
             values = of(registry, tmp_path)
@@ -296,6 +304,31 @@ def test_a_schema_that_cannot_be_had_is_nobodys_fault_and_what_was_read_goes_on(
     assert decode(framed(7, written(SCHEMA, ROW))) == EVENT
     other_process = decoder(of(registry, tmp_path))
     assert other_process(framed(7, written(SCHEMA, ROW))) == EVENT
+
+
+def test_another_answer_for_an_id_that_is_known_changes_nothing(
+    registry: FakeRegistry, tmp_path: Path
+) -> None:
+    registry.register(7, SCHEMA)
+    decode = decoder(of(registry, tmp_path))
+    value = framed(7, written(SCHEMA, ROW))
+    assert decode(value) == EVENT
+    registry.register(7, {**SCHEMA, "fields": SCHEMA["fields"][::-1]})
+    assert decode(value) == EVENT
+    assert decoder(of(registry, tmp_path))(value) == EVENT
+    assert len(registry.asked) == 1
+
+
+def test_an_answer_that_is_no_schema_is_not_kept(registry: FakeRegistry, tmp_path: Path) -> None:
+    registry.register(7, {"type": "nonsense"})
+    decode = decoder(of(registry, tmp_path))
+    value = framed(7, written(SCHEMA, ROW))
+    for _ in range(3):
+        with pytest.raises(ValueError, match="no Avro schema"):
+            decode(value)
+    assert len(registry.asked) == 1, "nor asked for again at once"
+    registry.register(7, SCHEMA)
+    assert decoder(of(registry, tmp_path))(value) == EVENT
 
 
 def test_a_torn_file_of_a_schema_is_asked_for_again(registry: FakeRegistry, tmp_path: Path) -> None:
