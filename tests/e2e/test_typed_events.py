@@ -19,12 +19,14 @@ from catchwater.pipeline.run import config
 from catchwater.values import registry as registries
 from catchwater.values.registry import SchemaRefused
 from catchwater.values.subjects import EventsUnfit
+from catchwater.wire.arrow import encode_batch
 from catchwater.wire.client import Client
 
 fastavro = pytest.importorskip("fastavro")
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
+AT_MS = 1_650_000_000_000
 FIELDS: list[dict[str, Any]] = [
     {"name": "card", "type": "string"},
     {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
@@ -221,3 +223,80 @@ def test_outputs_are_written_by_their_schema_also_again_and_while_the_registry_i
     staged = [row.record for epoch in sink.truth.epochs() for row in sink.truth.rows(epoch)]
     assert [each.value for each in staged] == written, "what was staged is what is there"
     opened.close()
+
+
+LOOKS_UP = """
+from dataclasses import dataclass
+from catchwater import Context, Keyed, Out, function
+
+@dataclass
+class Txn:
+    card: str
+    at: int
+
+@dataclass
+class Card:
+    owner: str
+    since: int
+
+@dataclass
+class Seen:
+    n: int = 0
+
+@dataclass
+class Owned:
+    card: str
+    owner: str
+    since: int
+
+@function(name="owned", key="card", event_time="at", late="process", max_future=None,
+          tables={"cards": Card})
+class Owners(Keyed[Txn, Seen, Owned]):
+    def on_event(self, e: Txn, s: Seen, ctx: Context) -> Out[Owned]:
+        row = ctx.table("cards").get(e.card)
+        return [Owned(e.card, row.owner, row.since) if row else Owned(e.card, "nobody", 0)]
+"""
+TABLE = """
+[table.cards]
+topic = "cards-typed"
+valueFormat = "avro"
+"schema.registry.url" = "{registry}"
+"""
+CARD = {
+    "type": "record",
+    "name": "Card",
+    "fields": [
+        {"name": "owner", "type": "string"},
+        {"name": "since", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+        {"name": "more", "type": "string"},
+    ],
+}
+
+
+def test_rows_of_a_table_are_read_by_their_schemas(
+    make_broker: Callable[..., Any], registry: FakeRegistry, tmp_path: Path
+) -> None:
+    bootstrap = make_broker({"log.retention.ms": "-1"}).bootstrap
+    with Client(bootstrap) as client:
+        client.create_topics({"txns-table": 1, "cards-typed": 1})
+    registry.register(5, CARD, "cards-typed-value")
+    (tmp_path / "owners.py").write_text(LOOKS_UP)
+    file = tmp_path / "pipeline.toml"
+    text = FILE.format(on="table", bootstrap=bootstrap, registry=registry.url)
+    text = text.replace("counts:Counts", "owners:Owners") + TABLE.format(registry=registry.url)
+    file.write_text(text)
+    pipeline = Pipeline(None, tmp_path, file)
+    row = value(5, CARD, owner="Ann", since=AT_MS, more="x")
+    batch = encode_batch([(key, each, WRITTEN_MS, ()) for key, each in [(b"a", row), (b"b", b"?")]])
+    with Client(bootstrap) as client:
+        client.produce([(("cards-typed", 0), batch)])
+    at = WRITTEN_MS * 1000
+    events = [value(1, FIRST, card=card, at=at) for card in "ab"]
+    produce(bootstrap, "txns-table", 0, *events)
+    pipeline.run()
+    outputs = [msgspec.json.decode(each) for _, each in read(bootstrap, "counts-table")]
+    assert sorted((each["card"], each["owner"], each["since"]) for each in outputs) == [
+        ("a", "Ann", AT_MS),
+        ("b", "nobody", 0),
+    ]
+    assert [each for _, each in read(bootstrap, "dead-table")] == [b"?"]

@@ -26,7 +26,7 @@ from catchwater.objects.open import join
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.run import versions
 from catchwater.pipeline.run.backfill import BACKFILLS
-from catchwater.pipeline.run.config import DEAD_LETTER, PipelineConfig
+from catchwater.pipeline.run.config import DEAD_LETTER, PipelineConfig, ValueConfig
 from catchwater.pipeline.run.versions import FunctionCode, Identity, find_function, is_target
 from catchwater.recovery import at_url, checkpoint, pins, remote
 from catchwater.recovery.contract import LogState, PartitionTail, check_covered
@@ -432,6 +432,25 @@ def _digest(text: str) -> str:
 
 def values_of(config: PipelineConfig, spec: FunctionSpec) -> EventValues | None:
     """How the chain's first function reads values, if not as JSON. Raises `BadSchema`."""
+    values = _encoded(config)
+    if values is not None:
+        for event_type in [each.event_type for each in spec.inputs.values()] or [spec.event_type]:
+            values.check(event_type, "event")
+    return values
+
+
+def table_values_of(config: PipelineConfig, spec: FunctionSpec) -> dict[str, EventValues]:
+    """How a function reads the rows of its tables, where not as JSON. Raises `BadSchema`."""
+    found = {}
+    for name, table in spec.tables.items():
+        values = _encoded(config.table_values.get(name, ValueConfig()))
+        if values is not None:
+            values.check(table.row_type, "row")
+            found[name] = values
+    return found
+
+
+def _encoded(config: PipelineConfig | ValueConfig) -> EventValues | None:
     registry = None
     if config.registry_url:
         from catchwater.pipeline.spark.session import cache_folder
@@ -439,14 +458,10 @@ def values_of(config: PipelineConfig, spec: FunctionSpec) -> EventValues | None:
         kept = cache_folder() / "schemas" / re.sub(r"\W+", "-", config.registry_url)
         folder = (config.registry_folder or kept).absolute()
         registry = Registry(config.registry_url, str(folder), config.registry_login)
-    values = event_values(
+    return event_values(
         ValueSettings(ValueFormat(config.value_format), config.value_schema, config.value_message),
         registry,
     )
-    if values is not None:
-        for event_type in [each.event_type for each in spec.inputs.values()] or [spec.event_type]:
-            values.check(event_type, "event")
-    return values
 
 
 def check_subjects(config: PipelineConfig, spec: FunctionSpec) -> None:
@@ -512,6 +527,8 @@ def check_fit(config: PipelineConfig, specs: Sequence[FunctionSpec]) -> None:
     if config.dead_letter is not None:
         guarantee(config.dead_letter)
     values_of(config, specs[0])
+    for spec in specs:
+        table_values_of(config, spec)
     for spec in specs:
         sent = [
             what

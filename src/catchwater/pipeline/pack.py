@@ -39,6 +39,7 @@ from catchwater.state.keys import (
     stored_key,
     stored_keys,
 )
+from catchwater.values.registry import SchemaUnavailable
 from catchwater.wire.columns import HEADERS_TYPE
 
 BLOCK_EVENTS = 500
@@ -464,9 +465,10 @@ def pack_table(
 ) -> list[Packed]:
     """Split a batch of a table's rows by shard, or give it to all: of each key the last row.
 
-    Rows that cannot be read travel in a blob of their own, with the reason.
+    Rows that cannot be read travel in a blob of their own, with the reason. Raises
+    `SchemaUnavailable`, which is no fault of theirs.
     """
-    table = spec.tables[name]
+    table, read = spec.tables[name], spec.read_rows[name]
     named = {"origin": origin, "table": name}
     errors: dict[int, str] = {}
     last: dict[bytes, bytes | None] = {}
@@ -476,9 +478,9 @@ def pack_table(
                 raise ValueError("it has no key")
             found = _canonical(spec, key) if table.keyed else key
             stored_key(found)
-            if value is not None:
-                table.decode_row(value)
-            last[found] = value
+            last[found] = None if value is None else read(value)
+        except SchemaUnavailable:
+            raise
         except UNREADABLE as error:
             errors[row] = unreadable(table.row_type, error)
     packed = []

@@ -115,8 +115,9 @@ class Pipeline:
     `name` is what checkpoint, pins and sinks know it by. `functions` are a chain: each takes what
     the one before puts out. Relative paths are meant from the file that makes the pipeline (in a
     notebook, from the current folder) or from `folder`; `checkpoint` is "checkpoint/NAME" if it is
-    left out. `tables` name the topic of each declared table, `calls` change the limits of declared
-    calls, `spark` is what `[spark]` in a file would say. Raises `ConfigError`.
+    left out. `tables` name the topic of each declared table, or are what `[table.NAME]` in a file
+    would say; `calls` change the limits of declared calls, `spark` is what `[spark]` would say.
+    Raises `ConfigError`.
     """
 
     declared: PipelineConfig
@@ -129,7 +130,7 @@ class Pipeline:
         source: Kafka,
         sinks: Sequence[Sink],
         checkpoint: str | Path | None = None,
-        tables: Mapping[str, str] | None = None,
+        tables: Mapping[str, str | Mapping[str, str]] | None = None,
         calls: Mapping[str, Mapping[str, str | int]] | None = None,
         dead_letter: Sink | None = None,
         spark: Mapping[str, str | int | bool] | None = None,
@@ -152,7 +153,10 @@ class Pipeline:
             "inputs": source.inputs,
             "sink": _by_name(called, sinks),
             "dead_letter": dead_letter.section if dead_letter else {},
-            "table": {table: {"topic": topic} for table, topic in (tables or {}).items()},
+            "table": {
+                table: {"topic": said} if isinstance(said, str) else dict(said)
+                for table, said in (tables or {}).items()
+            },
             "call": dict(calls or {}),
             "recovery": recovery,
             "spark": dict(spark or {}),

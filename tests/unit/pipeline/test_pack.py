@@ -29,9 +29,9 @@ from catchwater.pipeline.pack import (
 from catchwater.pipeline.rows import shard_labels, spark_hash
 from catchwater.state.keys import shard_of, stored_key
 from catchwater.values import registry
+from catchwater.values import registry as registries
 from catchwater.values.events import event_values
-from catchwater.values.registry import Registry
-from catchwater.values.settings import ValueFormat, ValueSettings
+from catchwater.values.settings import Registry, ValueFormat, ValueSettings
 from catchwater.wire.columns import HEADERS_TYPE
 
 
@@ -337,6 +337,34 @@ def test_a_broadcast_tables_rows_go_to_every_shard_and_a_keyed_ones_to_its_keys(
     )
     found = {key: shard for shard, blob in given[:-1] for key in read_table(blob).keys}
     assert found == {key: shard_of(stored_key(key), 3) for key in (b"a", b"b", b"c", b"d")}
+
+
+def test_a_typed_row_is_kept_as_json_and_one_that_cannot_be_read_is_poison():
+    fastavro = pytest.importorskip("fastavro")
+    schema = {"type": "record", "name": "Card", "fields": [
+        {"name": "card", "type": "string"}, {"name": "at", "type": "long"},
+        {"name": "more", "type": "int"}]}  # fmt: skip
+    values = event_values(ValueSettings(ValueFormat.AVRO, json.dumps(schema)), None)
+    spec = replace(spec_of(Two), table_values={"cards": values})
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, schema, {"card": "a", "at": 5, "more": 1})
+    rows = pa.array([out.getvalue(), None, b'{"card":"c","at":1}'], pa.binary())
+    keys, offsets = pa.array([b"a", b"b", b"c"], pa.binary()), pa.array(range(3), pa.int64())
+    given = pack_table(spec, "cards", keys, rows, offsets, origin="c-0", shards=1)
+    good, bad = [read_table(blob) for _, blob in given]
+    assert list(good.values) == [b'{"card":"a","at":5}', None]
+    assert spec.tables["cards"].decode_row(good.values[0]).at == 5
+    assert [each.offset for each in bad.poisoned] == [2]
+
+
+def test_a_row_whose_schema_cannot_be_had_is_nobodys_fault(monkeypatch):
+    pytest.importorskip("fastavro")
+    monkeypatch.setattr(registries, "PATIENCE_S", 0.0)
+    values = event_values(ValueSettings(ValueFormat.AVRO), Registry("http://127.0.0.1:1"))
+    spec = replace(spec_of(Two), table_values={"cards": values})
+    rows, keys = pa.array([b"\0\0\0\0\1x"], pa.binary()), pa.array([b"a"], pa.binary())
+    with pytest.raises(registries.SchemaUnavailable, match="schema id 1"):
+        pack_table(spec, "cards", keys, rows, pa.array([0]), origin="c-0", shards=1)
 
 
 @pytest.mark.parametrize("table", ["cards", "buyers"])

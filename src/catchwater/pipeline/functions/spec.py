@@ -283,6 +283,8 @@ class FunctionSpec:
     """How the values are encoded, as the pipeline says; None: in JSON."""
     headers: bool = False
     """Whether its handlers ask for `ctx.headers`: only then are headers read and carried."""
+    table_values: Mapping[str, EventValues] = field(default_factory=dict)
+    """How those of tables are, by name; in JSON where nothing is said."""
 
     @property
     def late_sink(self) -> str | None:
@@ -339,6 +341,26 @@ class FunctionSpec:
         What it returns raises `SchemaUnavailable`, and anything else for a value that is no event.
         """
         return self._decoder(self.event_type)
+
+    @cached_property
+    def read_rows(self) -> Mapping[str, Callable[[bytes], bytes]]:
+        """By table: from a record's value to the row's JSON, which is what the state keeps.
+
+        What they return raises `SchemaUnavailable`, and anything else for a value that is no row.
+        """
+        return {name: self._row_reader(name, table) for name, table in self.tables.items()}
+
+    def _row_reader(self, name: str, table: "TableSpec") -> Callable[[bytes], bytes]:
+        values = self.table_values.get(name)
+        if values is not None:
+            decode, encode = values.decoder(table.row_type, from_plain), json_encoder()
+            return lambda value: encode(decode(value))
+
+        def checked(value: bytes) -> bytes:
+            table.decode_row(value)
+            return value
+
+        return checked
 
     def _decoder(self, declared: Any) -> Callable[[bytes], Any]:
         if self.values is None:

@@ -11,7 +11,7 @@ known one.
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_type_hints
@@ -278,6 +278,18 @@ def _wrong(setting: _Setting, wanted: str) -> ConfigError:
 
 
 @dataclass(frozen=True)
+class ValueConfig:
+    """How values are encoded, as `[source]` and `[table.NAME]` say it."""
+
+    value_format: str = "json"
+    value_schema: str = ""
+    value_message: str = ""
+    registry_url: str = ""
+    registry_folder: Path | None = None
+    registry_login: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True)
 class PipelineConfig:
     """One pipeline. Paths in a file are relative to it; times are milliseconds.
 
@@ -297,6 +309,8 @@ class PipelineConfig:
     inputs: Mapping[str, str] = field(default_factory=dict)
     """The first function's inputs → topic; empty: it has one, and `subscribe` names its topics."""
     tables: Mapping[str, str] = field(default_factory=dict)
+    table_values: Mapping[str, ValueConfig] = field(default_factory=dict)
+    """How the rows of tables are encoded, by name."""
     """Table → compacted topic."""
     calls: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Call → what is to be other than the function declares."""
@@ -435,13 +449,20 @@ _DECLARED: Mapping[str, _Key] = {
 }
 """Field → its key."""
 
+_OF_TABLES = {
+    each.name: (name, each.read)
+    for name, each in _DECLARED.items()
+    if name in {of.name for of in fields(ValueConfig)}
+}
+"""What a table says of its values, with the keys of `[source]`: key → field and how it is read."""
+
 RECOVERY_KEYS = tuple(key.name for key in _DECLARED.values() if key.section == "recovery")
 
 _KEYS: Mapping[str, tuple[str, ...]] = {
     "pipeline": ("function", *(k.name for k in _DECLARED.values() if k.section == "pipeline")),
     "source": SOURCE_KEYS,
     "inputs": (),
-    "table": ("topic",),
+    "table": ("topic", *_OF_TABLES),
     "sink": tuple(sinks.known_keys()),
     "dead_letter": tuple(sinks.known_keys()),
     "call": SETTINGS,
@@ -644,6 +665,13 @@ class _File:
         """All keys of a section."""
         return {k: _text(each) for (s, k), each in self.found.items() if s == section}
 
+    def table_values(self, name: str) -> ValueConfig:
+        """How a table's rows are encoded. Raises `ConfigError`."""
+        settings = {key: self.found.get((f"table.{name}", key)) for key in _OF_TABLES}
+        said = {key: setting for key, setting in settings.items() if setting is not None}
+        read = {_OF_TABLES[k][0]: _OF_TABLES[k][1](s, self.folder) for k, s in said.items()}
+        return ValueConfig(**read)
+
     def sink(self, section: str, name: str) -> SinkConfig:
         """One sink's section. Raises `ConfigError`."""
 
@@ -685,6 +713,7 @@ def _build(
         dead_letter=dead_letter,
         inputs=inputs,
         tables={name: file.required(f"table.{name}", "topic") for name in file.names("table")},
+        table_values={name: file.table_values(name) for name in file.names("table")},
         calls={name: file.values(f"call.{name}") for name in file.names("call")},
         spark=_spark(file),
         folder=file.folder,

@@ -40,6 +40,7 @@ from catchwater.pipeline.opened import (
     check_known_subjects,
     check_sinks,
     source_of,
+    table_values_of,
     values_of,
 )
 from catchwater.pipeline.rows import from_arrow, to_arrow
@@ -214,7 +215,11 @@ def prepare(config: PipelineConfig, began_s: float, clock: Clock) -> OpenPipelin
     functions = versions.admit(config.checkpoint, published, next_epoch, clock.now_ms())
     pipeline.specs, codes = ([*each] for each in zip(*functions, strict=True))
     values = values_of(config, pipeline.specs[0])
-    pipeline.codes = [replace(codes[0], values=values), *codes[1:]]
+    codes[0] = replace(codes[0], values=values)
+    pipeline.codes = [
+        replace(code, table_values=tuple(table_values_of(config, spec).items()))
+        for code, spec in zip(codes, pipeline.specs, strict=True)
+    ]
     home = claim_home(config.checkpoint, config.state, pipeline.name, clock)
     check_seal(open_store(home, clock))
     # Is all of its input there, and do sinks and log hold what the checkpoint goes on from?

@@ -90,6 +90,8 @@ class FunctionCode:
     """The driver's arguments: a script that reads them while it is imported meets them again."""
     values: EventValues | None = None
     """How its events are encoded, as the pipeline says; None: in JSON."""
+    table_values: tuple[tuple[str, EventValues], ...] = ()
+    """How the rows of its tables are, those that are not in JSON."""
     copy: bytes = b""
     """The file itself, compressed, for machines that do not have it; empty: all do."""
 
@@ -103,12 +105,14 @@ class FunctionCode:
         if module is None or getattr(module, _LOADED, None) != self.sha256:
             module = self._execute()
         spec = spec_of(getattr(module, self.name))
-        if self.values is None:
+        if self.values is None and not self.table_values:
             return spec
         # Once, since it keeps what it decodes by.
         made = _WITH_VALUES.get(self)
         if made is None or made.target is not spec.target:
-            made = _WITH_VALUES[self] = replace(spec, values=self.values)
+            made = _WITH_VALUES[self] = replace(
+                spec, values=self.values, table_values=dict(self.table_values)
+            )
         return made
 
     def part_sha256(self) -> str:
