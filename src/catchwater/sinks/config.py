@@ -126,6 +126,8 @@ class Kind:
     """A description of the target from its options, for people."""
     named_by: str
     """The option that a backfill replaces to write to another target."""
+    keeps: Callable[[Any], Mapping[str, Any]] = lambda options: {}
+    """Options that are made from that one where they are not set, and stay what they were."""
     open: "Callable[[SinkConfig, SinkContext, Archive], Sink]"
     """Opens the sink: creates missing parts of the target and claims it."""
     look: "Callable[[SinkConfig, SinkContext], TargetState]"
@@ -322,7 +324,8 @@ class SinkConfig:
 
     def renamed(self, target: str) -> "SinkConfig":
         """The same sink with another target."""
-        options = replace(self.options, **{self.declared.named_by: target})
+        kept = self.declared.keeps(self.options)
+        options = replace(self.options, **kept, **{self.declared.named_by: target})
         return replace(self, options=options)
 
 

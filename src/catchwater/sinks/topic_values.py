@@ -115,6 +115,11 @@ def check_together(options: TopicOptions) -> None:
         raise ConfigError("has keys of a schema registry, and no schema.registry.url.")
 
 
+def kept_subject(options: TopicOptions) -> dict[str, str]:
+    """See `Kind.keeps`: values that are written elsewhere have the schema that they had."""
+    return {"subject": _subject(options)} if options.registry_url else {}
+
+
 def check_values(config: "SinkConfig", context: "SinkContext") -> None:
     """Refuse a schema that the outputs do not fit, as far as it shows. Raises `ConfigError`."""
     options: TopicOptions = config.options

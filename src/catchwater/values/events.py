@@ -8,13 +8,10 @@ these formats. Imports no Spark.
 """
 
 import datetime
-import decimal
 import functools
 import json
-import re
 import types
 import typing
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import BytesIO
 from typing import Any
@@ -125,7 +122,7 @@ def event_values(settings: ValueSettings, registry: Registry | None) -> EventVal
                 "schema.registry.url alone names the registry of which the values carry ids.",
             )
     if settings.format is ValueFormat.AVRO:
-        _fastavro()  # so that its lack is no fault of the values
+        fastavro_or_refusal()  # so that its lack is no fault of the values
     return EventValues(load(settings) if settings.schema else settings, registry)
 
 
@@ -173,7 +170,7 @@ def avro_reader(text: str, needs: Sequence[str], declared: Any) -> Callable[[byt
     schema = parsed_avro(text, needs)
     divisors = _as_milliseconds(schema, declared)
     within = _Milliseconds(schema).of_fields(schema, declared)
-    read = _fastavro().schemaless_reader
+    read = fastavro_or_refusal().schemaless_reader
 
     def decode(value: bytes) -> Any:
         stream = BytesIO(value)
@@ -192,7 +189,7 @@ def avro_reader(text: str, needs: Sequence[str], declared: Any) -> Callable[[byt
 
 def parsed_avro(text: str, needs: Sequence[str], *, any_type: bool = False) -> dict[str, Any]:
     """A schema of a record, or any named type, that fastavro reads by. Raises `BadSchema`."""
-    fastavro = _fastavro()
+    fastavro = fastavro_or_refusal()
     named: dict[str, Any] = {}
     try:
         for each in needs:
@@ -329,7 +326,7 @@ def _hints(declared: Any) -> Mapping[str, Any]:
         return {}
 
 
-def _fastavro() -> Any:
+def fastavro_or_refusal() -> Any:
     try:
         import fastavro
         import fastavro.schema
@@ -339,106 +336,6 @@ def _fastavro() -> Any:
             hint="Install catchwater with the extra avro: pip install 'catchwater[avro]'.",
         ) from error
     return fastavro
-
-
-def refused_sample(
-    values: EventValues, declared: Any, hook: Hook, *, of_type_only: bool = False
-) -> str | None:
-    """Why some value of an Avro schema is no event of the class; None: each one made up is.
-
-    Values are made up so that each member of a union and each name of an enum is met once.
-    `of_type_only`: what the class itself refuses of a value does not count, for values that are
-    made up may lie where real ones never do. Raises `BadSchema`.
-    """
-    try:
-        values.check(declared, "class")
-    except BadSchema as error:
-        return str(error)
-    schema = parsed_avro(values.settings.schema, ())
-    decode = values.decoder(declared, hook)
-    for row in _Samples().of(schema):
-        out = BytesIO()
-        _fastavro().schemaless_writer(out, schema, row)
-        try:
-            decode(out.getvalue())
-        except _OF_THE_CLASS as error:
-            if of_type_only and not _is_of_type(error):
-                continue
-            return f"{error} (for the value {row!r})"
-    return None
-
-
-_OF_TYPE = re.compile(r"Expected .*, got |Object missing required field|Invalid enum value")
-
-
-def _is_of_type(error: Exception) -> bool:
-    """Whether a value has another type or lacks a field, and is not merely out of bounds."""
-    plain = isinstance(error, msgspec.ValidationError) and error.__cause__ is None
-    return plain and _OF_TYPE.match(str(error)) is not None
-
-
-_OF_THE_CLASS = (Exception,)
-"""What reading an event may raise: its class is the user's, and so is a `__post_init__` of it."""
-_SAMPLES: Mapping[str, Any] = {
-    "null": None, "boolean": True, "int": 1, "long": 1, "float": 1.5, "double": 1.5,
-    "bytes": b"x", "string": "x", "date": datetime.date(2026, 1, 2),
-    "time-millis": datetime.time(1), "time-micros": datetime.time(1),
-    "timestamp-millis": datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC),
-    "timestamp-micros": datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC),
-    "local-timestamp-millis": datetime.datetime(2026, 1, 2),
-    "local-timestamp-micros": datetime.datetime(2026, 1, 2),
-    "uuid": uuid.UUID(int=1),
-}  # fmt: skip
-
-
-class _Samples:
-    """Values of a parsed schema, as few as meet each member of a union and each name of an enum."""
-
-    def __init__(self) -> None:
-        self._named: dict[str, Any] = {}
-        self._open: set[str] = set()
-        """Records within which it is: of what holds itself there is no value that goes on."""
-
-    def of(self, schema: Any) -> list[Any]:
-        """Empty if every value would hold itself."""
-        if isinstance(schema, list):
-            return [each for member in schema for each in self.of(member)]
-        if not isinstance(schema, str):
-            return self._of_declared(schema)
-        if schema in _SAMPLES:
-            return [_SAMPLES[schema]]
-        return [] if schema in self._open else self.of(self._named[schema])[:1]
-
-    def _of_declared(self, schema: Mapping[str, Any]) -> list[Any]:
-        kind, logical = schema["type"], schema.get("logicalType")
-        if "name" in schema:
-            self._named[schema["name"]] = schema
-        if logical == "decimal":
-            return [decimal.Decimal(1).scaleb(-int(schema.get("scale", 0)))]
-        if isinstance(logical, str) and logical in _SAMPLES:
-            return [_SAMPLES[logical]]
-        match kind:
-            case "array":
-                return [[], *([each] for each in self.of(schema["items"]))]
-            case "map":
-                return [{}, *({"k": each} for each in self.of(schema["values"]))]
-            case "enum":
-                return list(schema["symbols"])
-            case "fixed":
-                return [bytes(schema["size"])]
-            case "record" | "error":
-                return self._of_record(schema)
-        return self.of(kind)
-
-    def _of_record(self, schema: Mapping[str, Any]) -> list[Any]:
-        self._open.add(schema["name"])
-        of_fields = {each["name"]: self.of(each["type"]) for each in schema["fields"]}
-        self._open.discard(schema["name"])
-        if not all(of_fields.values()):
-            return []
-        first = {name: found[0] for name, found in of_fields.items()}
-        others = [{**first, name: each} for name, found in of_fields.items() for each in found[1:]]
-        return [first, *others]
 
 
 # --- Protobuf ------------------------------------------------------------------------------------

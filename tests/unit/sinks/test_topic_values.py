@@ -160,3 +160,11 @@ def test_what_is_staged_is_encoded(tmp_path: Path) -> None:
 
     made = Encoding(Stager(), values).stage(1, 2, [OutputRecord(b"k", b'{"card": "a"}', 3)])
     assert (made.shard, staged) == (2, [OutputRecord(b"k", b"\x02a\x00", 3)])
+
+
+def test_what_a_backfill_writes_elsewhere_has_the_schema_of_the_topic() -> None:
+    for kind in ("log", "kafka"):
+        config = sink(kind, **AVRO, **{"schema.registry.url": "http://h:1"})
+        assert config.renamed("elsewhere").options.subject == "alerts-value"
+        assert config.renamed("elsewhere").options.topic == "elsewhere"
+        assert sink(kind).renamed("elsewhere").options.subject == ""

@@ -55,6 +55,7 @@ from catchwater.sinks.topic_values import (
     TopicOptions,
     check_together,
     check_values,
+    kept_subject,
     look_at_values,
     open_values,
 )
@@ -545,6 +546,7 @@ KIND = Kind(
     target=_target,
     place=lambda options: options.topic,
     named_by="topic",
+    keeps=kept_subject,
     cannot_be=_cannot_be,
     open=_open,
     look=_look,

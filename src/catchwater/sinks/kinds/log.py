@@ -48,6 +48,7 @@ from catchwater.sinks.topic_values import (
     TopicOptions,
     check_together,
     check_values,
+    kept_subject,
     look_at_values,
     open_values,
 )
@@ -649,6 +650,7 @@ KIND = Kind(
     target=_target,
     place=lambda options: options.topic,
     named_by="topic",
+    keeps=kept_subject,
     open=_open,
     look=_look,
     ask=look_at_values,
