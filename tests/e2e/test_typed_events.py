@@ -174,31 +174,36 @@ valueSchema = "count.avsc"
 """
 
 
+@pytest.mark.parametrize("on", ["here", pytest.param("spark", marks=pytest.mark.slow)])
 def test_outputs_are_written_by_their_schema_also_again_and_while_the_registry_is_away(
+    on: str,
     make_broker: Callable[..., Any],
     registry: FakeRegistry,
     tmp_path: Path,
+    request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    spark = request.getfixturevalue("spark") if on == "spark" else None
     monkeypatch.setattr(registries, "PATIENCE_S", 0.1)
+    name, subject = f"out-{on}", f"counts-out-{on}-value"
     bootstrap = make_broker({"log.retention.ms": "-1"}).bootstrap
     with Client(bootstrap) as client:
-        client.create_topics({"txns-out": 1})
+        client.create_topics({f"txns-{name}": 1})
     (tmp_path / "counts.py").write_text(FUNCTION)
     (tmp_path / "count.avsc").write_text(json.dumps(OUTPUTS))
 
     def pipeline(register: str) -> Pipeline:
         sink = TYPED_SINK.format(registry=registry.url, register=register)
-        text = FILE.format(on="out", bootstrap=bootstrap, registry=registry.url)
+        text = FILE.format(on=name, bootstrap=bootstrap, registry=registry.url)
         file = tmp_path / "pipeline.toml"
         file.write_text(text.replace("[dead_letter]", sink + "[dead_letter]"))
-        return Pipeline(None, tmp_path, file)
+        return Pipeline(spark, tmp_path, file)
 
     at = WRITTEN_MS * 1000
-    produce(bootstrap, "txns-out", 0, value(1, FIRST, card="a", at=at))
-    with pytest.raises(SchemaRefused, match=r"'counts-out-value' .* does not have the schema"):
+    produce(bootstrap, f"txns-{name}", 0, value(1, FIRST, card="a", at=at))
+    with pytest.raises(SchemaRefused, match=rf"'{subject}' .* does not have the schema"):
         pipeline("false").run()
-    assert "counts-out-value" not in registry.subjects, "nothing is registered in silence"
+    assert subject not in registry.subjects, "nothing is registered in silence"
 
     def crash(epoch: int) -> None:
         raise CatchwaterError("The driver crashed.")
@@ -208,11 +213,11 @@ def test_outputs_are_written_by_their_schema_also_again_and_while_the_registry_i
     with pytest.raises(CatchwaterError, match="The driver crashed"):
         first.run()
     registry.status = 503
-    produce(bootstrap, "txns-out", 0, value(1, FIRST, card="a", at=at))
+    produce(bootstrap, f"txns-{name}", 0, value(1, FIRST, card="a", at=at))
     pipeline("true").run()
-    (schema_id,) = registry.subjects["counts-out-value"].values()
+    (schema_id,) = registry.subjects[subject].values()
     assert json.loads(registry.schemas[schema_id]["schema"]) == OUTPUTS
-    written = [each for _, each in read(bootstrap, "counts-out")]
+    written = [each for _, each in read(bootstrap, f"counts-{name}")]
     assert [each[:5] for each in written] == 2 * [b"\0" + schema_id.to_bytes(4, "big")]
     rows = [fastavro.schemaless_reader(BytesIO(each[5:]), OUTPUTS, None) for each in written]
     moment = dt.datetime.fromtimestamp(WRITTEN_MS / 1000, dt.UTC)
