@@ -219,6 +219,17 @@ def refusal(name: str, value: str | None, config: BrokerConfig) -> str | None:
         return f"{name} needs a value."
     if len(value) > setting.longest:
         return f"A value of {name} has at most {setting.longest} characters, not {len(value)}."
+    if name == TABLE:
+        return refused_table(value, tables_of(config))
+    if name == PARTITION_BY:
+        return refused_terms(value)
+    if name == VALUE_SCHEMA:
+        return refused_schema(value)
+    return _refused_here(name, value, config) or _refused_value(name, value, setting, config)
+
+
+def _refused_here(name: str, value: str, config: BrokerConfig) -> str | None:
+    """Why this broker, as it is installed and configured, cannot honour the value."""
     if name == "min.insync.replicas" and not config.is_shared and value != "1":
         return f"{name} can only be 1: this broker is alone, and its disk the only place."
     if name == PARQUET and value == "true" and missing_packages():
@@ -226,20 +237,14 @@ def refusal(name: str, value: str | None, config: BrokerConfig) -> str | None:
             f"{name} can only be false: this broker lacks {' and '.join(missing_packages())}, "
             "which the extra history brings (pip install 'catchwater[history]')."
         )
-    if name == TABLE:
-        return refused_table(value, tables_of(config))
-    if name == PARTITION_BY:
-        return refused_terms(value)
     if name == VALIDATION and value in ("id", "schema"):
         if not config.catchwater_schema_registry_url:
             return f"{name} cannot be {value}: this broker has no catchwater.schema.registry.url."
-    if name == VALUE_SCHEMA:
-        return refused_schema(value)
     if name == RESIDENCY and value and config.catchwater_location not in value.split(","):
         here = config.catchwater_location
         where = f"it lies in {here}" if here else "it does not say where (catchwater.location)"
         return f"{name} cannot be {value!r} in this log: {where}."
-    return _refused_value(name, value, setting, config)
+    return None
 
 
 def refusals(wanted: Mapping[str, str | None], config: BrokerConfig) -> str | None:
