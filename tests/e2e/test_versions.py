@@ -221,7 +221,9 @@ def _here() -> Iterator[None]:
         patched.setattr(
             run, "start_query", lambda _, pipeline, chain, writer: HereQuery(pipeline, writer)
         )
-        patched.setattr(run.session, "collected_ms", lambda _: lambda: 0.0)  # there is no JVM
+        # There is no JVM, and no executors.
+        patched.setattr(run.session, "collected_ms", lambda _: lambda: 0.0)
+        patched.setattr(run.session, "has_executors", lambda _: False)
         yield
 
 
