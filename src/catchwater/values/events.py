@@ -327,6 +327,7 @@ def _hints(declared: Any) -> Mapping[str, Any]:
 
 
 def fastavro_or_refusal() -> Any:
+    """The module that reads and writes Avro. Raises `BadSchema` where it is not installed."""
     try:
         import fastavro
         import fastavro.schema

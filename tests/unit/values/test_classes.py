@@ -8,8 +8,9 @@ import pytest
 
 from catchwater.state.records import from_plain
 from catchwater.values.classes import classes_of
-from catchwater.values.events import EventValues, refused_sample
+from catchwater.values.events import EventValues
 from catchwater.values.settings import BadSchema, ValueFormat, ValueSettings
+from catchwater.values.subjects import refused_sample
 
 pytest.importorskip("fastavro")
 
