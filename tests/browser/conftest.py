@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+PICTURES = Path(".cache/browser")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 SHAPES = {"desktop": (1280, 900), "phone": (390, 844)}
 
@@ -23,6 +24,12 @@ def chromium() -> Iterator[Any]:
         )
         yield browser
         browser.close()
+
+
+def picture(page: Any, name: str) -> None:
+    """Keep how a page looks in `.cache/browser`."""
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=PICTURES / f"{name}.png", full_page=True)
 
 
 @pytest.fixture
@@ -51,8 +58,6 @@ def look(chromium: Any, request: pytest.FixtureRequest) -> Iterator[Callable[...
     yield open_page
     for number, page in enumerate(opened):
         if request.session.testsfailed > failed_before:
-            folder = Path(".cache/browser")
-            folder.mkdir(parents=True, exist_ok=True)
-            page.screenshot(path=folder / f"{request.node.name}-{number}.png", full_page=True)
+            picture(page, f"{request.node.name}-{number}")
         page.context.close()
     assert errors == []

@@ -4,6 +4,7 @@ The reports here are sent by the test, through the path by which pipelines repor
 """
 
 import json
+import re
 import time
 import urllib.request
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.browser.conftest import picture
 from tests.conftest import BrokerProcess, until
 from tests.unit.web.reports import report
 
@@ -80,6 +82,8 @@ def test_every_page_is_whole_and_no_wider_than_the_screen(
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, path
         narrow = "[...document.querySelectorAll('main *')].filter(e => e.scrollWidth > innerWidth"
         assert page.evaluate(f"{narrow} && !e.closest('.scroll')).length") == 0, path
+        name = re.sub(r"[^a-z0-9]+", "-", path).strip("-") or "overview"
+        picture(page, f"{shape}-{scheme}-{name}")
 
 
 def test_a_verdict_changes_where_it_stands_without_a_reload(

@@ -1,6 +1,6 @@
 """How far consumer groups are behind, in records and in seconds, for metrics, page and commands.
 
-Found out when somebody asks, and once for all who ask within `KEPT_S`: commits and appends cost
+Found out when somebody asks, and once for all who ask within some seconds: commits and appends cost
 nothing more. Positions come from the catalog in one query, in a thread; the ends from the broker's
 own view of the log. The seconds are the age of the record at the committed position, which is read:
 from memory at the tail, where most groups are, and of `COLD` positions a look from storage. A place
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from catchwater.broker.broker import Broker
 
 KEPT_S = 2.0
+KEPT_FOR_EACH_S = 0.0004
+"""A look at many positions is kept for longer, by as much a position: some 0.5 % of a core."""
 TAIL = 2_000
 """Places at the tail whose time one look finds out; those left are found by the next ones."""
 COLD = 20
@@ -55,9 +57,7 @@ class Lags(NamedTuple):
 
 _Place = tuple[PartitionKey, int]
 _Times = dict[_Place, tuple[int, int | None]]
-_NOTHING = (0, None)
-_Found = tuple[Position, PartitionKey, int]
-"""A position, its partition, and where that ends."""
+_NOTHING: tuple[int, int | None] = (0, None)
 
 
 class GroupLags:
@@ -74,12 +74,15 @@ class GroupLags:
         """Group → how old the oldest record may be that it has not read, seconds."""
 
     async def look(self) -> Lags:
-        """The lags as they were within the last `KEPT_S`."""
+        """The lags as they were within the last `KEPT_S`, or longer where there are many; the same
+        object until the next look.
+        """
         async with self._looking:  # two that ask at once do not cost twice as much
             clock = self._broker.clock
             if clock.monotonic_s() >= self._until_s:
                 self._lags = await self._look()
-                self._until_s = clock.monotonic_s() + KEPT_S
+                kept_s = max(KEPT_S, KEPT_FOR_EACH_S * len(self._lags.lags))
+                self._until_s = clock.monotonic_s() + kept_s
             return self._lags
 
     def forget(self) -> None:
@@ -96,39 +99,53 @@ class GroupLags:
     async def _look(self) -> Lags:
         most = self._broker.config.catchwater_metrics_max_lags
         rows, left_out = await self._broker.log.positions(most)
-        found = await asyncio.to_thread(self._with_ends, rows)
-        places, self._times, unknown = await asyncio.to_thread(self._places, found)
-        await self._find_times(places, unknown)
-        return Lags(await asyncio.to_thread(self._made, found), left_out)
+        lags, self._times, unknown = await asyncio.to_thread(self._counted, rows)
+        if await self._find_times(unknown):
+            lags, self._times, _ = await asyncio.to_thread(self._counted, rows)
+        return Lags(lags, left_out)
 
-    def _with_ends(self, rows: Sequence[Position]) -> list[_Found]:
-        """Only looks into what the event loop changes: each look is one step of the interpreter."""
-        log, found = self._broker.log, list[_Found]()
-        topics = {topic.name: topic.id for topic in list(log.topics)}
-        for row in rows:
-            topic_id = topics.get(row.topic)
-            state = None if topic_id is None else log.state_if_there((topic_id, row.partition))
-            if topic_id is not None and state is not None:
-                found.append((row, (topic_id, row.partition), state.high_watermark))
-        return found
+    def _counted(self, rows: Sequence[Position]) -> tuple[list[Lag], _Times, dict[_Place, int]]:
+        """The lags by what is known; the times that are still of use; places without a time, with
+        the ends of their partitions.
 
-    def _places(self, found: Sequence[_Found]) -> tuple[dict[_Place, int], _Times, list[_Place]]:
-        """Places that groups are behind at, with the ends of their partitions; what is known of
-        their times, and of which it is not.
+        Only looks into what the event loop changes: each look is one step of the interpreter.
         """
-        places = {(key, row.offset): end for row, key, end in found if end > row.offset}
-        known = {place: at for place, at in self._times.items() if place in places}
-        # Where markers were all there was, a record may have come.
-        return places, known, [each for each in places if known.get(each, _NOTHING)[1] is None]
+        log, now_ms, times = self._broker.log, self._broker.clock.now_ms(), self._times
+        topics = {topic.name: topic.id for topic in list(log.topics)}
+        lags, kept, unknown = list[Lag](), _Times(), dict[_Place, int]()
+        for group, topic, partition, offset in rows:
+            topic_id = topics.get(topic)
+            if topic_id is None:
+                continue
+            key = topic_id, partition
+            state = log.state_if_there(key)
+            if state is None:
+                continue
+            end = state.high_watermark
+            if end <= offset:
+                lags.append(Lag(group, topic, partition, offset, 0, 0.0))
+                continue
+            place = key, offset
+            markers, time_ms = known = times.get(place, _NOTHING)
+            if known is not _NOTHING:
+                kept[place] = known
+            if time_ms is None:  # where markers were all there was, a record may have come
+                unknown[place] = end
+            records = max(0, end - offset - markers)
+            late_s = None if time_ms is None else max(0, now_ms - time_ms) / 1000
+            lag = Lag(group, topic, partition, offset, records, late_s if records else 0.0)
+            lags.append(lag)
+        return lags, kept, unknown
 
-    async def _find_times(self, places: Mapping[_Place, int], unknown: Sequence[_Place]) -> None:
-        cold = COLD
-        for at, place in enumerate(unknown[:TAIL]):
+    async def _find_times(self, unknown: Mapping[_Place, int]) -> bool:
+        """Read what lies at these places; whether anything was learnt."""
+        cold, learnt = COLD, False
+        for at, (place, end) in enumerate(islice(unknown.items(), TAIL)):
             if at % _AT_ONCE == 0:
                 await self._broker.clock.sleep(0)  # the turn of others
             key, offset = place
             markers, time_ms = 0, None
-            while time_ms is None and offset + markers < places[place]:
+            while time_ms is None and offset + markers < end:
                 read = self._broker.log.read_now(key, offset + markers, 1, at_least_one=True)
                 if read is None and cold:
                     cold -= 1
@@ -140,14 +157,7 @@ class GroupLags:
                     break
                 markers += more
             else:
-                self._times[place] = markers, time_ms
-
-    def _made(self, found: Sequence[_Found]) -> list[Lag]:
-        now_ms, times = self._broker.clock.now_ms(), self._times
-        lags = list[Lag]()
-        for (group, topic, partition, offset), key, end in found:
-            markers, time_ms = times.get((key, offset), _NOTHING)
-            records = max(0, end - offset - markers)
-            late_s = None if time_ms is None else max(0, now_ms - time_ms) / 1000
-            lags.append(Lag(group, topic, partition, offset, records, late_s if records else 0.0))
-        return lags
+                found = markers, time_ms
+                learnt = learnt or self._times.get(place) != found
+                self._times[place] = found
+        return learnt

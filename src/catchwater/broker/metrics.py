@@ -108,27 +108,36 @@ class Groups:
         self.members: Mapping[str, int] = {}
         self.found = Lags()
         self.promises: Mapping[str, float] = {}
-        self._labels: dict[tuple[str, str, int], str] = {}
+        self._series: dict[tuple[str, str, int], tuple[str, str]] = {}
+        """Place → the names of its two series with their labels."""
+        self._made_of: Lags | None = None
+        self._made = ""
 
     def text(self) -> str:
-        """What Prometheus reads; for any thread, one at a time."""
-        before, labels = self._labels, dict[tuple[str, str, int], str]()
+        """What Prometheus reads; for any thread, one at a time.
+
+        Of lags that were shown already it is made once.
+        """
+        if self._made_of is not self.found:
+            self._made, self._made_of = self._of_lags(), self.found
+        return _gauges("group_members", "Members of a consumer group.", self.members) + self._made
+
+    def _of_lags(self) -> str:
+        before, series = self._series, dict[tuple[str, str, int], tuple[str, str]]()
         in_records, in_seconds = list[str](), list[str]()
         records, seconds = dict[str, int](), dict[str, float]()
         for group, topic, partition, _, count, late_s in self.found.lags:
             place = group, topic, partition
-            shown = before.get(place) or _labels(*place)
-            labels[place] = shown
-            in_records.append(f"catchwater_consumer_lag_records{shown} {count}.0\n")
+            named = series[place] = before.get(place) or _named(*place)
+            in_records.append(f"{named[0]}{count}.0\n")
             records[group] = records.get(group, 0) + count
             if late_s is not None:
-                in_seconds.append(f"catchwater_consumer_lag_seconds{shown} {late_s}\n")
+                in_seconds.append(f"{named[1]}{late_s}\n")
                 seconds[group] = max(late_s, seconds.get(group, 0.0))
-        self._labels = labels
+        self._series = series
         promised = {name: self.promises.get(name, self.promises.get("*")) for name in records}
         return "".join(
             (
-                _gauges("group_members", "Members of a consumer group.", self.members),
                 _family("consumer_lag_records", "Records from a group's position to the end."),
                 *in_records,
                 _family("consumer_lag_seconds", "Age of the oldest record a group has not read."),
@@ -157,8 +166,9 @@ def _gauges(name: str, text: str, by_group: Mapping[str, float]) -> str:
     return _family(name, text) + "".join(lines)
 
 
-def _labels(group: str, topic: str, partition: int) -> str:
-    return f'{{group="{_escaped(group)}",partition="{partition}",topic="{_escaped(topic)}"}}'
+def _named(group: str, topic: str, partition: int) -> tuple[str, str]:
+    of = f'{{group="{_escaped(group)}",partition="{partition}",topic="{_escaped(topic)}"}} '
+    return f"catchwater_consumer_lag_records{of}", f"catchwater_consumer_lag_seconds{of}"
 
 
 def _escaped(value: str) -> str:

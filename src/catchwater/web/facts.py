@@ -10,7 +10,7 @@ import resource
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import accumulate, islice
+from itertools import accumulate, groupby, islice
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 from catchwater.audit import Line as AuditLine
 from catchwater.audit import files
 from catchwater.broker.broker import Broker
-from catchwater.broker.lags import Lag
+from catchwater.broker.lags import Lag, Lags
 from catchwater.broker.metrics import SECONDS
 from catchwater.broker.metrics import Times as Counted
 from catchwater.catalog.rows import BrokerRow, OpenTxnRow, Pin, ReportRow, StorageRow, Topic, TxnRow
@@ -207,6 +207,8 @@ class Facts:
         self._topics: _Kept[_Tally] = _Kept(broker.clock, FRESH_S)
         self._reports: _Kept[list[PipelineStatus]] = _Kept(broker.clock, FRESH_S / 2)
         self._groups: _Kept[list[GroupFact]] = _Kept(broker.clock, 2 * FRESH_S)
+        self._summed: Lags | None = None
+        self._group_sums: Mapping[str, _GroupSum] = {}
 
     @property
     def now_ms(self) -> int:
@@ -300,18 +302,28 @@ class Facts:
 
     async def _look_at_groups(self, before: list[GroupFact] | None) -> list[GroupFact]:
         held, promises = self.broker.groups, self.broker.lags.promises
-        lags: dict[str, list[Lag]] = {}
-        for lag in (await self.broker.lags.look()).lags:
-            lags.setdefault(lag.group, []).append(lag)
-        names = {*held.groups, *held.consumer_groups, *lags}
+        sums = await self._sums()
+        names = {*held.groups, *held.consumer_groups, *sums}
         found = []
         for at, name in enumerate(islice(sorted(names), MAX_GROUPS)):
             if at % _GROUPS_AT_ONCE == _GROUPS_AT_ONCE - 1:
                 await self.broker.clock.sleep(0)
             state, protocol, members = self._state(name)
-            fact = _group_fact(name, state, protocol, members, lags.get(name, ()))
-            found.append(fact._replace(promise_s=promises.get(name, promises.get("*"))))
+            partitions, by_topic, lag_s = sums.get(name, (0, {}, 0.0))
+            promise_s = promises.get(name, promises.get("*"))
+            fact = GroupFact(
+                name, state, protocol, members, partitions, len(by_topic), sum(by_topic.values()),
+                lag_s, by_topic, promise_s,
+            )  # fmt: skip
+            found.append(fact)
         return found
+
+    async def _sums(self) -> Mapping[str, "_GroupSum"]:
+        """By group; of lags that were summed up already, what was found then."""
+        found = await self.broker.lags.look()
+        if self._summed is not found:
+            self._group_sums, self._summed = _sums_of(found.lags), found
+        return self._group_sums
 
     async def positions(self, group: str) -> list[PositionFact]:
         """Where a group stands, partition by partition."""
@@ -466,23 +478,29 @@ def report_of(row: ReportRow, now_ms: int) -> PipelineStatus:
         )  # fmt: skip
 
 
-def _group_fact(
-    name: str, state: str, protocol: str, members: int, lags: Sequence[Lag]
-) -> GroupFact:
-    by_topic: Counter[str] = Counter()
-    for lag in lags:
-        by_topic[lag.topic] += lag.records
-    return GroupFact(
-        name, state, protocol, members, len(lags), len(by_topic), by_topic.total(), _oldest(lags),
-        dict(by_topic),
-    )  # fmt: skip
+class _GroupSum(NamedTuple):
+    partitions: int
+    by_topic: dict[str, int]
+    """Records behind."""
+    lag_s: float | None
+    """The largest; None where that of a partition is not known."""
 
 
-def _oldest(lags: Iterable[Lag]) -> float | None:
-    """The largest lag in seconds; None where that of a partition is not known."""
-    ages = [each.seconds for each in lags]
-    known = [age for age in ages if age is not None]
-    return None if len(known) < len(ages) else max(known, default=0.0)
+def _sums_of(lags: Iterable[Lag]) -> dict[str, _GroupSum]:
+    """`lags` are in the order of their groups."""
+    found = {}
+    for name, group in groupby(lags, key=lambda lag: lag.group):
+        partitions, by_topic, oldest_s = 0, dict[str, int](), 0.0
+        is_known = True
+        for _, topic, _, _, records, late_s in group:
+            partitions += 1
+            by_topic[topic] = by_topic.get(topic, 0) + records
+            if late_s is None:
+                is_known = False
+            elif late_s > oldest_s:
+                oldest_s = late_s
+        found[name] = _GroupSum(partitions, by_topic, oldest_s if is_known else None)
+    return found
 
 
 def _times(kept: Counted | Collector) -> Times:

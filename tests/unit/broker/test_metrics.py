@@ -101,7 +101,7 @@ class Lagging:
             self.asked.append((key, offset))
             return SimpleNamespace(parts=[self.batches.get(offset, record)])
 
-        self.turns = 0
+        self.turns, self.now_s = 0, 100.0
         self.metrics, self.clock, self.brokers = Metrics(), self, [1]
         members = {"g": SimpleNamespace(id="g", members=[1, 2])}
         self.groups = SimpleNamespace(groups=members, consumer_groups={})
@@ -127,7 +127,7 @@ class Lagging:
         return NOW_MS
 
     def monotonic_s(self) -> float:
-        return 100.0
+        return self.now_s
 
 
 NOW_MS = 1_700_000_000_000
@@ -215,6 +215,31 @@ async def test_a_place_is_read_once_and_a_look_serves_all_who_ask_at_the_time() 
     broker.lags._until_s = 0.0
     assert await broker.lags.look() is not first
     assert len(broker.asked) == 10
+
+
+async def test_a_look_at_many_positions_serves_for_longer_and_its_text_is_made_once() -> None:
+    few, many = Lagging(10), Lagging(10_000)
+    for broker in (few, many):
+        broker.now_s = 100.0
+        await broker.page()
+        broker.now_s += 3.9
+    found = many.metrics.groups.found
+    assert 'catchwater_consumer_lag_seconds{group="g",partition="3",topic="t"} 2.5' in (
+        await many.page()
+    )
+    assert many.metrics.groups.found is found
+    made = many.metrics.groups._made
+    many.groups.groups["g"].members.append(3)
+    assert 'catchwater_group_members{group="g"} 3.0' in await many.page()
+    assert many.metrics.groups._made is made
+    before = few.metrics.groups.found
+    await few.page()
+    assert few.metrics.groups.found is not before
+    many.now_s += 0.2
+    many.log.state_if_there = lambda _: SimpleNamespace(high_watermark=3)
+    assert 'catchwater_consumer_lag_records{group="g",partition="3",topic="t"} 1.0' in (
+        await many.page()
+    )
 
 
 async def test_a_group_that_has_only_a_marker_before_it_is_not_behind() -> None:
