@@ -75,15 +75,15 @@ def test_every_page_is_whole_and_no_wider_than_the_screen(
     send(broker, report())
     page = look(broker.control_url, shape, scheme)
     drill = record(broker, "/drills")["panels"][0]["table"]["rows"][0][0]["href"]
-    for path in [*PAGES, drill]:
+    for path, name in [*((path, path) for path in PAGES), (drill, "drill")]:
         page.goto(broker.control_url + path)
         page.wait_for_selector("#live time")
         assert page.title().endswith("Catchwater")
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, path
         narrow = "[...document.querySelectorAll('main *')].filter(e => e.scrollWidth > innerWidth"
         assert page.evaluate(f"{narrow} && !e.closest('.scroll')).length") == 0, path
-        name = re.sub(r"[^a-z0-9]+", "-", path).strip("-") or "overview"
-        picture(page, f"{shape}-{scheme}-{name}")
+        kept = re.sub(r"[^a-z0-9]+", "-", name).strip("-") or "overview"
+        picture(page, f"{shape}-{scheme}-{kept}")
 
 
 def test_a_verdict_changes_where_it_stands_without_a_reload(
