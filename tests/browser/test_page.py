@@ -159,6 +159,7 @@ def test_numbers_are_plotted_from_the_history(
 ) -> None:
     page = look(broker.control_url + "/brokers")
     page.wait_for_selector("figure.chart canvas")
+    page.wait_for_selector(".u-legend :text-matches('[0-9] %')")  # the newest, with no hand on it
     page.click("button[data-span=week]")
     page.wait_for_selector("button[data-span=week][aria-pressed=true]")
 

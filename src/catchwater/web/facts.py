@@ -25,6 +25,9 @@ from catchwater.broker.metrics import SECONDS
 from catchwater.broker.metrics import Times as Counted
 from catchwater.catalog.rows import BrokerRow, OpenTxnRow, Pin, ReportRow, StorageRow, Topic, TxnRow
 from catchwater.clock import Clock
+from catchwater.config import CatchwaterError
+from catchwater.log.tables.settings import has_table
+from catchwater.objects.retry import BUCKETS_S, RequestCounts
 from catchwater.verdicts import Freshness, PipelineStatus, Verdict, as_seen
 from catchwater.verdicts import Lag as PipelineLag
 from catchwater.wal.base import WalDescription
@@ -36,6 +39,10 @@ _NEW_S = 0.2
 """What is not known by its name is looked for again, unless there was a look as lately as that."""
 MAX_GROUPS = 1_000
 _AUDIT_BYTES = 256 * 1024
+_TABLE_FRESH_S = 15.0
+_MOST_TABLES = 100
+_STORED = ("segments", "parquet", "staged")
+"""Objects that hold records, by the first part of their keys."""
 _GROUPS_AT_ONCE = 100
 _AT_ONCE = 500
 """Partitions that are looked at in one turn of the event loop."""
@@ -70,6 +77,24 @@ class PartitionFact(NamedTuple):
     chunk_bytes: int
     segment_bytes: int
     runs: int
+
+
+class TableFact(NamedTuple):
+    """How a topic stands as an Iceberg table; `rows`, `files` and `size_bytes` of the table."""
+
+    name: str
+    is_there: bool
+    """Whether anything was committed to it."""
+    rows: int | None = None
+    files: int | None = None
+    size_bytes: int | None = None
+    committed_ms: int | None = None
+    behind: int | None = None
+    """Records of the log that it does not have yet; None: not known."""
+    gaps: int | None = None
+    """Ranges of offsets that it will never have; None: not known."""
+    problem: str = ""
+    """What it waits for."""
 
 
 class MemberFact(NamedTuple):
@@ -166,6 +191,13 @@ class BrokerFact(NamedTuple):
     """Error name -> batches that were not appended."""
     txn_open: int
     txn_errors: float
+    puts: Times
+    """Of objects; nothing, where the store is a folder."""
+    tail_reads: int
+    storage_reads: int
+    appended_bytes: int
+    written_bytes: Mapping[str, float]
+    """For those, by what they were written to."""
 
 
 class _Kept(Generic[T]):
@@ -207,6 +239,7 @@ class Facts:
         self._topics: _Kept[_Tally] = _Kept(broker.clock, FRESH_S)
         self._reports: _Kept[list[PipelineStatus]] = _Kept(broker.clock, FRESH_S / 2)
         self._groups: _Kept[list[GroupFact]] = _Kept(broker.clock, 2 * FRESH_S)
+        self._tables: dict[bytes, _Kept[TableFact]] = {}
         self._summed: Lags | None = None
         self._group_sums: Mapping[str, _GroupSum] = {}
 
@@ -280,6 +313,28 @@ class Facts:
                 )
             )  # fmt: skip
         return found
+
+    async def table(self, topic: Topic) -> TableFact | None:
+        """How the topic stands as a table; None if it is none. Asks the table's catalog."""
+        if not has_table(topic):
+            return None
+        if topic.id not in self._tables and len(self._tables) >= _MOST_TABLES:
+            self._tables.clear()
+        kept = self._tables.setdefault(topic.id, _Kept(self.broker.clock, _TABLE_FRESH_S))
+        return await kept.get(lambda _: self._look_at_table(topic))
+
+    async def _look_at_table(self, topic: Topic) -> TableFact:
+        try:
+            found = await self._log.keeping.tables.status(topic)
+        except CatchwaterError as error:
+            return TableFact("unknown", False, problem=str(error))
+        here = found["here"] or {}
+        return TableFact(
+            found["table"], found["is_there"], found.get("rows"), found.get("files"),
+            found.get("bytes"), found.get("committed_ms"),
+            sum(each["behind"] for each in found["partitions"]), len(found["gaps"]),
+            here.get("error", ""),
+        )  # fmt: skip
 
     # --- groups ----------------------------------------------------------------------------------
 
@@ -429,7 +484,9 @@ class Facts:
         metrics = self.broker.metrics
         used = resource.getrusage(resource.RUSAGE_SELF)
         requests = metrics.request_seconds
-        store = getattr(self._log.objects, "requests", None)
+        store: RequestCounts | None = getattr(self._log.objects, "requests", None)
+        written = self._log.written
+        stored = {} if store is None else {kind: store.stored[kind] for kind in _STORED}
         return BrokerFact(
             cpu_s=used.ru_utime + used.ru_stime,
             bytes_in=metrics.bytes_in.total,
@@ -447,6 +504,11 @@ class Facts:
             refused=_labelled(metrics.batches_refused),
             txn_open=self._log.txns.open_count,
             txn_errors=sum(_labelled(metrics.txn_errors).values()),
+            puts=_puts(store),
+            tail_reads=self._log.reads.tail,
+            storage_reads=self._log.reads.storage,
+            appended_bytes=written.batches,
+            written_bytes={"WAL": written.wal, **stored},
         )
 
 
@@ -514,6 +576,11 @@ def _times(kept: Counted | Collector) -> Times:
         if sample.name.endswith("_bucket")
     ]
     return Times([float(s.labels["le"]) for s in samples], [s.value for s in samples])
+
+
+def _puts(store: RequestCounts | None) -> Times:
+    counts = store.times().get("put", ((), 0.0))[0] if store is not None else ()
+    return Times([*BUCKETS_S, float("inf")], list(accumulate(counts)))
 
 
 def _values(collector: Collector) -> list[float]:

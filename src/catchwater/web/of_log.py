@@ -17,6 +17,7 @@ from catchwater.web.facts import (
     MemberFact,
     PartitionFact,
     PositionFact,
+    TableFact,
     Times,
     TopicFact,
 )
@@ -75,8 +76,11 @@ def group_href(name: str) -> str:
 # --- topics --------------------------------------------------------------------------------------
 
 
-def topics(found: Iterable[TopicFact], asked: Asked, now_ms: int) -> View:
-    """All topics, a page at a time."""
+def topics(found: Iterable[TopicFact], asked: Asked, now_ms: int, kept_ms: int) -> View:
+    """All topics, a page at a time.
+
+    `kept_ms` is how long records are kept by default; -1: for ever.
+    """
     all_topics = list(found)
     columns = [
         Sorted(
@@ -101,7 +105,7 @@ def topics(found: Iterable[TopicFact], asked: Asked, now_ms: int) -> View:
             lambda t: Cell(words.ago(t.earliest_ms, now_ms) if t.earliest_ms >= 0 else words.DASH),
             lambda t: t.earliest_ms if t.earliest_ms >= 0 else now_ms,
         ),
-        Sorted(Column("kept"), lambda t: Cell(_kept(t.settings))),
+        Sorted(Column("kept"), lambda t: Cell(_kept(t.settings, kept_ms))),
     ]
     table = listed(
         all_topics, columns, asked, "-size", "There are no topics yet.", lambda t: t.name
@@ -121,14 +125,41 @@ def topics(found: Iterable[TopicFact], asked: Asked, now_ms: int) -> View:
     )
 
 
-def _kept(settings: Mapping[str, str]) -> str:
+def _kept(settings: Mapping[str, str], default_ms: int) -> str:
     """What retention and compaction leave of a topic."""
     if "compact" in settings.get("cleanup.policy", ""):
         return "compacted"
-    kept_ms = settings.get("retention.ms")
-    if kept_ms is None:
-        return "as the broker says"
-    return "for ever" if kept_ms == "-1" else words.span(int(kept_ms) / 1000)
+    kept_ms = int(settings.get("retention.ms", default_ms))
+    kept = "for ever" if kept_ms < 0 else words.span(kept_ms / 1000)
+    return kept if "retention.ms" in settings else f"{kept} (default)"
+
+
+def _table(topic: str, fact: TableFact, now_ms: int) -> Panel:
+    lines = [
+        Line("table", fact.name, mark="warn" if fact.problem else "", note=fact.problem),
+        Line(
+            "behind the log",
+            "unknown" if fact.behind is None else words.plural(fact.behind, "record"),
+            mark="unknown" if fact.behind is None else "",
+        ),
+    ]
+    if fact.is_there:
+        lines += [
+            Line("rows", words.count(fact.rows)),
+            Line("files", words.count(fact.files), note=words.size(fact.size_bytes)),
+            Line("last commit", words.ago(fact.committed_ms, now_ms)),
+        ]
+    lacks: Mark = "unknown" if fact.gaps is None else "warn" if fact.gaps else "ok"
+    lines.append(
+        Line(
+            "ranges that it lacks",
+            "unknown" if fact.gaps is None else words.count(fact.gaps),
+            mark=lacks,
+            note="the log had deleted them before they were written" if fact.gaps else "",
+        )
+    )
+    more = Command(f"catchwater table status {shell_word(topic)}", "Each partition of it")
+    return Panel("table", "As a table", lines, commands=[more], wide=True)
 
 
 class TopicSeen(NamedTuple):
@@ -139,6 +170,8 @@ class TopicSeen(NamedTuple):
     groups: Sequence[tuple[str, int]]
     """Groups that read it, with their lag here."""
     pins: Sequence[Pin]
+    table: TableFact | None = None
+    """The Iceberg table that it is; None: it is none."""
 
 
 def topic(seen: TopicSeen, asked: Asked, now_ms: int) -> View:
@@ -211,6 +244,7 @@ def topic(seen: TopicSeen, asked: Asked, now_ms: int) -> View:
                 table=_partitions(seen.partitions, asked, now_ms),
                 wide=True,
             ),
+            *([] if seen.table is None else [_table(name, seen.table, now_ms)]),
             Panel("settings", "Settings", table=settings, wide=True),
         ],
     )
@@ -607,7 +641,7 @@ def brokers(seen: BrokerSeen, now_ms: int, problem: str = "") -> View:
             "s",
             {f"{me}/produce_p99": "produce", f"{me}/fsync_p99": "WAL sync"},
         ),
-        Chart("Share of a core", "", {f"{me}/cpu": "CPU"}),
+        Chart("Share of a core", "share", {f"{me}/cpu": "CPU"}),
         Chart("Event loop late by", "s", {f"{me}/loop_lag": "longest"}),
     ]
     return View(
@@ -620,6 +654,7 @@ def brokers(seen: BrokerSeen, now_ms: int, problem: str = "") -> View:
             Panel("this", f"Broker {seen.node_id}, the last {words.span(seen.over_s)}", load(seen)),
             Panel("wal", "Write-ahead log", wal_lines(seen)),
             Panel("objects", "Objects", _objects(seen)),
+            Panel("cost", "What reads and writes cost", _amplified(seen.now)),
             Panel("over-time", "Over time", charts=charts, note=problem, wide=True),
             Panel(
                 "pins",
@@ -730,6 +765,37 @@ def _objects(seen: BrokerSeen) -> list[Line]:
         ),
         Line(
             "failed", words.count(outcomes["failed"]), mark="fail" if outcomes["failed"] else "ok"
+        ),
+        Line(
+            "an object is put within",
+            _p(seen.now.puts.since(seen.before.puts if seen.before else None)),
+            note="p50 / p99, at most",
+        ),
+    ]
+
+
+def _amplified(now: BrokerFact) -> list[Line]:
+    """What reads and writes have cost since the broker began."""
+    reads = now.tail_reads + now.storage_reads
+    hit = now.tail_reads / reads if reads else None
+    factors = [
+        f"{kind} {size_bytes / now.appended_bytes:.2f}"
+        for kind, size_bytes in now.written_bytes.items()
+        if size_bytes and now.appended_bytes
+    ]
+    sum_bytes = sum(now.written_bytes.values())
+    times = f"{sum_bytes / now.appended_bytes:.2f}×" if now.appended_bytes else "nothing yet"
+    return [
+        Line(
+            "read from memory",
+            "nothing yet" if hit is None else f"{hit * 100:.0f} % of reads",
+            note="" if hit is None else "the others from storage; since the start",
+            share=hit,
+        ),
+        Line(
+            "written for each byte",
+            times,
+            note=", ".join(factors) + ("; since the start" if factors else ""),
         ),
     ]
 

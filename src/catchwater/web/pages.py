@@ -234,7 +234,8 @@ class Page:
     async def topics(self, caller: Caller, path: Mapping[str, str], asked: Asked) -> View:
         """`/topics`"""
         found = [t for t in await self._facts.topics() if caller.may(DESCRIBE, t.name)]
-        return of_log.topics(found, asked, self._facts.now_ms)
+        kept_ms = self._broker.config.log_retention_ms
+        return of_log.topics(found, asked, self._facts.now_ms, kept_ms)
 
     async def topic(self, caller: Caller, path: Mapping[str, str], asked: Asked) -> View:
         """`/topics/{name}`"""
@@ -255,7 +256,8 @@ class Page:
             and all(caller.may(DESCRIBE, at) for at, _ in pin.positions)
         ]
         partitions = await self._facts.partitions(topic)
-        seen = of_log.TopicSeen(sums, partitions, sorted(groups, key=_by_lag), pins)
+        table = await self._facts.table(topic)
+        seen = of_log.TopicSeen(sums, partitions, sorted(groups, key=_by_lag), pins, table)
         return of_log.topic(seen, asked, self._facts.now_ms)
 
     async def groups(self, caller: Caller, path: Mapping[str, str], asked: Asked) -> View:

@@ -82,7 +82,7 @@ class Chart(msgspec.Struct, frozen=True):
     """Series of the history on one pair of axes."""
 
     title: str
-    unit: Literal["", "bytes", "s", "records", "per s"]
+    unit: Literal["", "bytes", "s", "records", "per s", "share"]
     series: dict[str, str]
     """Name in the history to label."""
 

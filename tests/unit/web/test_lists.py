@@ -14,7 +14,7 @@ TOPICS = [
 
 
 def shown(asked: Asked) -> Table:
-    table = of_log.topics(TOPICS, asked, NOW_MS).panels[0].table
+    table = of_log.topics(TOPICS, asked, NOW_MS, -1).panels[0].table
     assert table is not None
     return table
 

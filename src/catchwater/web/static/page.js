@@ -7,6 +7,8 @@ const PLOT_EVERY_MS = { hour: 5_000, day: 60_000, week: 300_000 };
 
 const live = document.getElementById("live");
 let heard = performance.now();
+const tab = document.querySelector(".nav [aria-current]");
+if (tab) tab.parentElement.scrollLeft = tab.offsetLeft - tab.parentElement.clientWidth / 3;
 
 function element(html) {
   const template = document.createElement("template");
@@ -100,6 +102,7 @@ function unit(kind) {
   };
   return (value) => {
     if (value === null || value === undefined) return "–";
+    if (kind === "share") return `${cut(value * 100, 3)} %`;
     if (kind === "bytes") return scaled(value, ["B", "KiB", "MiB", "GiB", "TiB"], 1024, "");
     if (kind === "s" && value !== 0 && Math.abs(value) < 1) return `${cut(value * 1000, 3)} ms`;
     if (kind === "s" && value >= 120) return `${cut(value / 60, 3)} min`;
@@ -141,12 +144,18 @@ function draw(figure, place, labels, data) {
     value: (_, value) => show(value), points: { show: data[0].length < 3 },
   }));
   const kind = figure.dataset.unit;
+  const newest = (chart) => { // while nobody points at a moment, the legend says what is now
+    if (chart.cursor.idx === null && chart.data[0].length)
+      chart.setLegend({ idxs: chart.data.map((values) => last(values)) });
+  };
   return new uPlot({
+    hooks: { setData: [newest], ready: [newest], setCursor: [newest] },
     width: place.clientWidth, height: 150,
     series: [{ label: "at", value: (_, at) => (at === null ? "" : moment(at, 1)) }, ...lines],
     cursor: { y: false, drag: { x: false } },
     scales: {
-      x: { range: (_, low, high) => [Math.min(low, high - 60), high] },
+      x: { range: ({ data: [times] }, low, high) => // of one moment, uPlot would show the day after it
+        times.length > 1 ? [Math.min(low, high - 60), high] : [times[0] - 60, times[0]] },
       y: { range: (_, low, high) => [Math.min(0, low), high > 0 ? high * 1.1 : 1] },
     },
     axes: [
@@ -154,6 +163,11 @@ function draw(figure, place, labels, data) {
       { ...axis, size: 62, values: (_, ticks) => ticks.map(show), ...(Y_STEPS[kind] ? { incrs: Y_STEPS[kind] } : {}) },
     ],
   }, data, place);
+}
+
+function last(values) {
+  for (let at = values.length - 1; at >= 0; at -= 1) if (values[at] !== null) return at;
+  return null;
 }
 
 // Times are UTC, as everywhere on the page.
