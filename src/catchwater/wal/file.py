@@ -46,12 +46,17 @@ from catchwater.wal.base import (
 from catchwater.wal.directory import FILE_NAME, WalDirectory, sync_directory
 from catchwater.wal.frames import (
     ALIGNMENT,
+    CRC,
+    FILE_HEADER,
     FILE_HEADER_BYTES,
+    FILE_MAGIC,
+    FRAME_HEADER,
     FRAME_HEADER_BYTES,
+    FRAME_MAGIC,
+    SEALED_VERSION,
+    VERSION,
     Frame,
     Scan,
-    file_header,
-    frame_header,
     scan,
 )
 from catchwater.wal.sealed import payload
@@ -392,6 +397,19 @@ class FileWal(WalDirectory):
         self._file = self._name(newest.first_sequence)
         self._at, self._salt = newest.end, newest.salt
         return max(0, dropped)
+
+
+def file_header(first_sequence: int, salt: int, *, is_sealed: bool = False) -> bytes:
+    """The bytes a file begins with; of a sealed one there is more behind."""
+    version = SEALED_VERSION if is_sealed else VERSION
+    head = FILE_HEADER.pack(FILE_MAGIC, version, 0, first_sequence, salt)
+    return (head + CRC.pack(crc32c(head))).ljust(FILE_HEADER_BYTES, b"\0")
+
+
+def frame_header(sequence: int, salt: int, size: int, payload_crc: int) -> bytes:
+    """The bytes in front of a payload."""
+    head = FRAME_HEADER.pack(FRAME_MAGIC, VERSION, 0, sequence, size, salt, payload_crc)
+    return head + CRC.pack(crc32c(head))
 
 
 def description(root: Path, *, is_shared: bool) -> WalDescription:

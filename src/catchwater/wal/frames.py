@@ -1,4 +1,4 @@
-"""The bytes of a write-ahead log's file: its beginning, its frames, and where they are found.
+"""The bytes of a write-ahead log's file: how it begins, its frames, and where they are found.
 
 The byte table is in `docs/formats.md`; objects of the WAL `object` hold the same. A frame counts
 only when its header's CRC, its file's salt and its payload's CRC are right and it lies wholly in
@@ -33,11 +33,13 @@ SEALED_HEADER_BYTES = FILE_HEADER_BYTES + HEAD_BYTES
 FRAME_HEADER_BYTES = 40
 ALIGNMENT = 8
 
-_FILE_MAGIC = b"CWWL"
-_FILE_HEADER = struct.Struct(">4sHHQQ")
-_FRAME_MAGIC = b"CWF1"
-_FRAME_HEADER = struct.Struct(">4sHHQQQI")
-_CRC = struct.Struct(">I")
+FILE_MAGIC = b"CWWL"
+FILE_HEADER = struct.Struct(">4sHHQQ")
+"""Magic, version, 0, first sequence, salt; a CRC is behind."""
+FRAME_MAGIC = b"CWF1"
+FRAME_HEADER = struct.Struct(">4sHHQQQI")
+"""Magic, version, 0, sequence, the payload's size, salt, the payload's CRC; a CRC is behind."""
+CRC = struct.Struct(">I")
 
 
 class WalTooNew(CatchwaterError):
@@ -84,19 +86,6 @@ class Scan:
         return self.frames[-1].sequence if self.frames else self.first_sequence - 1
 
 
-def file_header(first_sequence: int, salt: int, *, is_sealed: bool = False) -> bytes:
-    """The bytes a file begins with; of a sealed one there is more behind."""
-    version = SEALED_VERSION if is_sealed else VERSION
-    head = _FILE_HEADER.pack(_FILE_MAGIC, version, 0, first_sequence, salt)
-    return (head + _CRC.pack(crc32c(head))).ljust(FILE_HEADER_BYTES, b"\0")
-
-
-def frame_header(sequence: int, salt: int, size: int, payload_crc: int) -> bytes:
-    """The bytes in front of a payload."""
-    head = _FRAME_HEADER.pack(_FRAME_MAGIC, VERSION, 0, sequence, size, salt, payload_crc)
-    return head + _CRC.pack(crc32c(head))
-
-
 def scan(name: str, data: bytes, first_sequence: int) -> Scan:
     """Find the frames of the file `name`, whose first should be `first_sequence`.
 
@@ -122,7 +111,7 @@ def scan(name: str, data: bytes, first_sequence: int) -> Scan:
 
 def spoiled_padding(data: Buffer, found: Scan) -> list[tuple[int, int]]:
     """First and last byte of paddings that are not 0; nothing is read from there."""
-    paddings = [(_FILE_HEADER.size + _CRC.size, FILE_HEADER_BYTES)]
+    paddings = [(FILE_HEADER.size + CRC.size, FILE_HEADER_BYTES)]
     paddings += [(frame.payload + frame.size + frame.tags, frame.end) for frame in found.frames]
     return [(first, end - 1) for first, end in paddings if any(data[first:end])]
 
@@ -145,10 +134,10 @@ def _header(name: str, beginning: bytes, first_sequence: int) -> tuple[int, bool
     """The file's salt, and whether it is sealed; None: its header is damaged or unfinished."""
     if len(beginning) < FILE_HEADER_BYTES:
         return None
-    magic, version, _flags, first, salt = _FILE_HEADER.unpack_from(beginning)
-    (crc,) = _CRC.unpack_from(beginning, _FILE_HEADER.size)
-    head = beginning[: _FILE_HEADER.size]
-    if magic != _FILE_MAGIC or crc != crc32c(head) or first != first_sequence:
+    magic, version, _flags, first, salt = FILE_HEADER.unpack_from(beginning)
+    (crc,) = CRC.unpack_from(beginning, FILE_HEADER.size)
+    head = beginning[: FILE_HEADER.size]
+    if magic != FILE_MAGIC or crc != crc32c(head) or first != first_sequence:
         return None
     _check_version(name, version, SEALED_VERSION)
     return int(salt), version == SEALED_VERSION
@@ -156,30 +145,30 @@ def _header(name: str, beginning: bytes, first_sequence: int) -> tuple[int, bool
 
 def is_sealed(beginning: bytes) -> bool:
     """Whether a file with this beginning is sealed."""
-    return beginning.startswith(_FILE_MAGIC + SEALED_VERSION.to_bytes(2, "big"))
+    return beginning.startswith(FILE_MAGIC + SEALED_VERSION.to_bytes(2, "big"))
 
 
 def frame_size(header: bytes, sequence: int) -> int | None:
     """The size of the payload behind this header of a frame, if it is the one of this number."""
     if len(header) < FRAME_HEADER_BYTES:
         return None
-    magic, _version, _flags, its_sequence, size, _salt, _crc = _FRAME_HEADER.unpack_from(header)
-    (crc,) = _CRC.unpack_from(header, _FRAME_HEADER.size)
-    is_it = magic == _FRAME_MAGIC and its_sequence == sequence
-    return int(size) if is_it and crc == crc32c(header[: _FRAME_HEADER.size]) else None
+    magic, _version, _flags, its_sequence, size, _salt, _crc = FRAME_HEADER.unpack_from(header)
+    (crc,) = CRC.unpack_from(header, FRAME_HEADER.size)
+    is_it = magic == FRAME_MAGIC and its_sequence == sequence
+    return int(size) if is_it and crc == crc32c(header[: FRAME_HEADER.size]) else None
 
 
 def _frame_at(name: str, data: Buffer, at: int, file: Scan) -> Frame | None:
     if len(data) - at < FRAME_HEADER_BYTES:
         return None
-    magic, version, _flags, sequence, size, its_salt, payload_crc = _FRAME_HEADER.unpack_from(
+    magic, version, _flags, sequence, size, its_salt, payload_crc = FRAME_HEADER.unpack_from(
         data, at
     )
-    if magic != _FRAME_MAGIC or its_salt != file.salt:
+    if magic != FRAME_MAGIC or its_salt != file.salt:
         return None
     view = memoryview(data)
-    (crc,) = _CRC.unpack_from(data, at + _FRAME_HEADER.size)
-    if crc != crc32c(view[at : at + _FRAME_HEADER.size]):
+    (crc,) = CRC.unpack_from(data, at + FRAME_HEADER.size)
+    if crc != crc32c(view[at : at + FRAME_HEADER.size]):
         return None
     _check_version(name, version)
     frame = Frame(sequence, at + FRAME_HEADER_BYTES, size, tag_bytes(size) if file.is_sealed else 0)
@@ -190,7 +179,7 @@ def _frame_at(name: str, data: Buffer, at: int, file: Scan) -> Frame | None:
 
 def _next_frame(name: str, data: bytes, at: int, file: Scan, expected: int) -> Frame | None:
     """The first frame behind byte `at` that belongs to what is expected or comes later."""
-    while (at := data.find(_FRAME_MAGIC, at + 1)) >= 0:
+    while (at := data.find(FRAME_MAGIC, at + 1)) >= 0:
         if at % ALIGNMENT == 0:
             frame = _frame_at(name, data, at, file)
             if frame is not None and frame.sequence >= expected:

@@ -39,13 +39,8 @@ from catchwater.wal.base import (
     WalReadError,
     WalUnavailable,
 )
-from catchwater.wal.frames import (
-    ALIGNMENT,
-    FILE_HEADER_BYTES,
-    FRAME_HEADER_BYTES,
-    file_header,
-    frame_header,
-)
+from catchwater.wal.file import file_header, frame_header
+from catchwater.wal.frames import ALIGNMENT, FILE_HEADER_BYTES, FRAME_HEADER_BYTES
 
 LINGER_MS = 150
 LINGER_BYTES = 8 * 1024 * 1024

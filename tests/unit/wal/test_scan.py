@@ -7,12 +7,11 @@ from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from catchwater.wal.file import file_header, frame_header
 from catchwater.wal.frames import (
     FILE_HEADER_BYTES,
     FRAME_HEADER_BYTES,
     WalTooNew,
-    file_header,
-    frame_header,
     scan,
 )
 
