@@ -18,11 +18,10 @@ from catchwater.config import CatchwaterError
 from catchwater.pipeline.run.backfill import backfill_of, begin, progress, resolve
 from catchwater.pipeline.run.config import PipelineConfig, load
 from catchwater.pipeline.spark.failure import PipelineFailed
-from catchwater.recovery.at_url import folder_of
 from catchwater.recovery.checkpoint import last_commit
 from catchwater.recovery.fenced import LeaseHeld
 from catchwater.recovery.folder import lock
-from catchwater.recovery.ledger import Ledger
+from catchwater.recovery.ledger import Ledger, folder_of
 
 pytestmark = [pytest.mark.timeout(1800)]
 

@@ -111,8 +111,8 @@ def rebuild(
     from catchwater.pipeline.opened import OpenPipeline
     from catchwater.pipeline.run.backfill import backfill_of, begun, progress
     from catchwater.pipeline.supervise import halt
-    from catchwater.recovery.at_url import refuse_url
     from catchwater.recovery.folder import lock
+    from catchwater.recovery.ledger import refuse_url
 
     log_to_stderr()
     live = load_here(file)

@@ -99,7 +99,7 @@ def stop(
     """Stop the pipeline after its epoch, and wait until it ends."""
     from catchwater.clock import SYSTEM
     from catchwater.pipeline.supervise import halt, running
-    from catchwater.recovery.at_url import shown
+    from catchwater.recovery.ledger import shown
     from catchwater.recovery.remote import works_elsewhere
 
     folder = load_here(file).checkpoint

@@ -57,8 +57,8 @@ def explain(file: PipelineFile, as_json: AsJson = False) -> None:
     from catchwater.cli.console import look_here
     from catchwater.config import CatchwaterError
     from catchwater.pipeline.opened import OpenPipeline
-    from catchwater.recovery.at_url import shown
     from catchwater.recovery.contract import spelled
+    from catchwater.recovery.ledger import shown
 
     config, found = look_here(file)
     rows: dict[int, Sequence[object]] = {
@@ -182,9 +182,9 @@ def restore(
     """
     from catchwater.cli.console import open_here
     from catchwater.pipeline.run.versions import check_reach
-    from catchwater.recovery.at_url import shown
     from catchwater.recovery.checkpoint import find, find_by_name
     from catchwater.recovery.contract import check_covered
+    from catchwater.recovery.ledger import shown
     from catchwater.recovery.pins import refuse_lost
     from catchwater.recovery.rewind import rewind
 
@@ -329,8 +329,8 @@ def reprocess(
 
     from catchwater.cli.console import declared_here, open_here
     from catchwater.clock import SYSTEM
-    from catchwater.recovery.at_url import refuse_url
     from catchwater.recovery.folder import lock
+    from catchwater.recovery.ledger import refuse_url
     from catchwater.recovery.reprocess import Reprocessing
     from catchwater.wire.client import Client
 

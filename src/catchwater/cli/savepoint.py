@@ -211,7 +211,7 @@ def restore(
     What the pipeline's sinks have of later epochs is withdrawn, and written anew by the replay.
     """
     from catchwater.pipeline.change.rollback import RestorePlan, bring_back, check_restore
-    from catchwater.recovery.at_url import shown
+    from catchwater.recovery.ledger import shown
 
     if into is not None and "://" in into:
         raise typer.BadParameter(

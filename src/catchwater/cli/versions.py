@@ -27,7 +27,7 @@ def versions(file: PipelineFile, as_json: AsJson = False) -> None:
     """List the versions that have run, and which runs now."""
     from catchwater.cli.console import load_here
     from catchwater.pipeline.run.versions import load
-    from catchwater.recovery.at_url import shown
+    from catchwater.recovery.ledger import shown
 
     checkpoint = load_here(file).checkpoint
     ledger = load(checkpoint)

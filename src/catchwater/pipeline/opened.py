@@ -28,11 +28,11 @@ from catchwater.pipeline.run import versions
 from catchwater.pipeline.run.backfill import BACKFILLS
 from catchwater.pipeline.run.config import DEAD_LETTER, PipelineConfig, ValueConfig
 from catchwater.pipeline.run.versions import FunctionCode, Identity, find_function, is_target
-from catchwater.recovery import at_url, checkpoint, pins, remote
+from catchwater.recovery import checkpoint, pins, remote
 from catchwater.recovery.contract import LogState, PartitionTail, check_covered
 from catchwater.recovery.estimate import RestoreWatch
 from catchwater.recovery.folder import home_of, key_part
-from catchwater.recovery.ledger import SourceOffset
+from catchwater.recovery.ledger import SourceOffset, url_of
 from catchwater.recovery.savepoint.create import Progress, Source, create
 from catchwater.recovery.savepoint.format import Savepoint
 from catchwater.recovery.savepoint.store import Shelf
@@ -253,7 +253,7 @@ class OpenPipeline:
 
         A rebuild that has taken the pipeline's place lies in a folder of its own, and they stay.
         """
-        if (url := at_url.url_of(self.config.checkpoint)) is not None:
+        if (url := url_of(self.config.checkpoint)) is not None:
             return self.config.savepoints or join(url, "savepoints")
         folder = self.config.checkpoint.resolve()
         while folder.parent.name.endswith(BACKFILLS):

@@ -21,9 +21,8 @@ from catchwater.pipeline.opened import (
 from catchwater.pipeline.run.config import DEAD_LETTER, PipelineConfig
 from catchwater.pipeline.run.versions import Identity, check_identity
 from catchwater.pipeline.spark.session import check_packages
-from catchwater.recovery.at_url import shown
 from catchwater.recovery.contract import load_contracts
-from catchwater.recovery.ledger import LedgerDamaged
+from catchwater.recovery.ledger import LedgerDamaged, shown
 from catchwater.replay.control import ControlUnreachable
 from catchwater.sinks.base import SinkUnavailable
 from catchwater.sinks.config import SinkConfig, ask_others, guarantee, look_at

@@ -24,7 +24,6 @@ from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.run.versions import Identity, find_function
 from catchwater.pipeline.supervise import Supervision, read_supervision
 from catchwater.recovery import compared, progress
-from catchwater.recovery.at_url import shown
 from catchwater.recovery.checkpoint import commit_ms
 from catchwater.recovery.contract import (
     Contract,
@@ -45,6 +44,7 @@ from catchwater.recovery.ledger import (
     ShardEpoch,
     operator_ms,
     parts_ms,
+    shown,
 )
 from catchwater.recovery.remote import elsewhere
 from catchwater.replay.control import Control

@@ -20,7 +20,6 @@ import msgspec
 
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
-from catchwater.recovery.at_url import shown
 from catchwater.recovery.ledger import (
     FOLDER,
     Ledger,
@@ -29,6 +28,7 @@ from catchwater.recovery.ledger import (
     numbered,
     read_json,
     read_offset,
+    shown,
     sync_folder,
     write_whole,
 )

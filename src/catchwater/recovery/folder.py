@@ -34,8 +34,8 @@ from catchwater.config import CatchwaterError, Restart
 from catchwater.objects.base import StoreError
 from catchwater.objects.open import join
 from catchwater.objects.retry import PATIENT, Patience
-from catchwater.recovery import at_url, fenced, remote
-from catchwater.recovery.ledger import FOLDER, read_json, write_whole
+from catchwater.recovery import fenced, remote
+from catchwater.recovery.ledger import FOLDER, read_json, shown, url_of, write_whole
 
 WAIT_S = 20.0
 """Longer than a JVM takes to notice that its driver is dead."""
@@ -84,7 +84,7 @@ class Lock:
         while not _try_lock(self.descriptor):
             if self._clock.monotonic_s() > deadline_s:
                 raise CheckpointInUse(
-                    f"The checkpoint {at_url.shown(self._checkpoint)} is in use by process "
+                    f"The checkpoint {shown(self._checkpoint)} is in use by process "
                     f"{_pid_in(self._path) or 'unknown'}.",
                     hint="Stop that pipeline first (catchwater pipeline stop, or SIGTERM), or use "
                     "another checkpoint.",
@@ -122,7 +122,7 @@ def refresh(checkpoint: Path, clock: Clock = SYSTEM, patience: Patience = PATIEN
 
     Raises `StoreError`, `LedgerDamaged`.
     """
-    if at_url.url_of(checkpoint) is None:
+    if url_of(checkpoint) is None:
         return
     path = checkpoint / FOLDER / DRIVER
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -144,7 +144,7 @@ def refresh_soon(checkpoint: Path, clock: Clock = SYSTEM) -> str:
             if read_ms
             else "Nothing is known of it here."
         )
-        return f"{at_url.shown(checkpoint)} cannot be read now: {error} {known}"
+        return f"{shown(checkpoint)} cannot be read now: {error} {known}"
     return ""
 
 
@@ -243,7 +243,7 @@ def home_of(checkpoint: Path) -> str:
     kept = read_json(_home_file(checkpoint), _Home)
     if kept is not None:
         return kept.url
-    return at_url.url_of(checkpoint) or (checkpoint / FOLDER).absolute().as_uri()
+    return url_of(checkpoint) or (checkpoint / FOLDER).absolute().as_uri()
 
 
 def claim_home(checkpoint: Path, store: str | None, pipeline: str, clock: Clock) -> str:
@@ -259,7 +259,7 @@ def claim_home(checkpoint: Path, store: str | None, pipeline: str, clock: Clock)
         write_whole(_home_file(checkpoint), msgspec.json.encode(kept))
     if (kept.store if kept else None) != store:
         raise StateElsewhere(
-            f"The state of the checkpoint {at_url.shown(checkpoint)} lies in "
+            f"The state of the checkpoint {shown(checkpoint)} lies in "
             f"{kept.store if kept else 'the checkpoint itself'}, and the pipeline's file says "
             f"{store or 'nothing'}.",
             hint="Set state in [pipeline] back, or move the state through a savepoint.",

@@ -29,7 +29,6 @@ import msgspec
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
 from catchwater.recovery import remote
-from catchwater.recovery.at_url import shown
 from catchwater.recovery.checkpoint import (
     files_after,
     last_commit,
@@ -46,6 +45,7 @@ from catchwater.recovery.ledger import (
     LedgerDamaged,
     SourceOffset,
     read_json,
+    shown,
     sync_folder,
     write_whole,
 )

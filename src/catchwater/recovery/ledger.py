@@ -4,7 +4,8 @@ Everything lies under `<checkpoint>/catchwater/`: `pipeline.json` (identity), `e
 entry an epoch, written before Spark commits it), `contracts/N.json`, `beginning.json` (where epoch
 0 starts), `restores.jsonl`, `state/` (the shards' state logs), `replayed/` (the epochs that a
 restore went back behind, to be issued again with the same ends), and `between/` (where epochs ended
-that lie between two restore points).
+that lie between two restore points). Of a checkpoint at a URL the folder is scratch, and `url.json`
+names the URL.
 
 An entry names the position of every shard's state. Epoch n starts from the positions of entry
 n - 1 however often it runs; nothing refers to what an attempt without an entry has written.
@@ -14,6 +15,7 @@ Relies on the checkpoint being a local or shared directory. Imports no Spark: th
 query and the commands all read it.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -505,3 +507,78 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+# --- the URL of a checkpoint ----------------------------------------------------------------------
+
+
+class Url(msgspec.Struct, frozen=True):
+    """`url.json`, beside the files that are published: which URL the folder is the scratch of.
+
+    A checkpoint that is a folder has no such file.
+    """
+
+    url: str
+    token: str = ""
+    """Of the last claim that was made from here."""
+    elsewhere: str = ""
+    """Who held the lease when the folder was last brought up to date, if not a process here."""
+    read_ms: int = 0
+    """When that was; 0: never."""
+
+
+class NotAtUrl(CatchwaterError):
+    """What was asked for needs a checkpoint that is a folder."""
+
+    exit_code = 2
+
+
+def folder_of(url: str, cache: Path) -> Path:
+    """The folder here of the checkpoint at this URL; there afterwards."""
+    named = re.sub(r"[^A-Za-z0-9-]+", "-", url.partition("://")[2].partition("?")[0]).strip("-")
+    folder = cache / "checkpoints" / f"{named}-{hashlib.sha256(url.encode()).hexdigest()[:12]}"
+    try:
+        known = url_of(folder)
+    except LedgerDamaged:
+        known = None
+    if known != url:
+        keep_url(folder, Url(url))
+    return folder
+
+
+def url_of(folder: Path) -> str | None:
+    """The URL that the folder is scratch of; None: it is a checkpoint itself."""
+    kept = read_url(folder)
+    return kept.url if kept else None
+
+
+def shown(folder: Path) -> str:
+    """The checkpoint as the pipeline's file names it, for people; raises nothing."""
+    try:
+        return url_of(folder) or str(folder)
+    except (LedgerDamaged, OSError):
+        return str(folder)
+
+
+def refuse_url(folder: Path, what: str) -> None:
+    """Raise `NotAtUrl` for what needs a second checkpoint beside this one."""
+    if (url := url_of(folder)) is not None:
+        raise NotAtUrl(
+            f"{what} needs a checkpoint that is a folder, and this one is {url}.",
+            hint="Take a savepoint and restore it by a file that names a folder: catchwater "
+            "savepoint create FILE; savepoint restore FILE NAME.",
+        )
+
+
+def read_url(folder: Path) -> Url | None:
+    """What the file says; None: there is none. Raises `LedgerDamaged`."""
+    return read_json(_url_file(folder), Url)
+
+
+def keep_url(folder: Path, at: Url) -> None:
+    """Write the file."""
+    write_whole(_url_file(folder), msgspec.json.encode(at))
+
+
+def _url_file(folder: Path) -> Path:
+    return folder / FOLDER / "url.json"

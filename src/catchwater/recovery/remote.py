@@ -32,16 +32,19 @@ from catchwater.config import CatchwaterError
 from catchwater.objects.base import StoreError
 from catchwater.objects.open import check_seal, open_store
 from catchwater.objects.retry import PATIENT, Patience
-from catchwater.recovery import at_url, fenced
 from catchwater.recovery import checkpoint as spark_log
-from catchwater.recovery.at_url import Url, shown
+from catchwater.recovery import fenced
 from catchwater.recovery.fenced import Changes, Claim, Files, Holder, LeaseLost
 from catchwater.recovery.ledger import (
     FOLDER,
     EpochEntry,
     LedgerDamaged,
+    Url,
     between,
+    keep_url,
     numbered,
+    read_url,
+    shown,
 )
 
 _log = logging.getLogger("catchwater.recovery")
@@ -199,13 +202,13 @@ def take(folder: Path, clock: Clock, *, lease_ms: int = fenced.LEASE_MS, lapsed:
     `lapsed` is the token of a holder that has been silent for its whole lease. Raises `LeaseHeld`,
     `LedgerDamaged`, `StoreError`, which other keys than those it was sealed with are.
     """
-    if (kept := at_url.read(folder)) is None:
+    if (kept := read_url(folder)) is None:
         return
     store = open_store(kept.url, clock)
     check_seal(store)
     # Whoever took it from here last is gone: it held the lock that is ours now.
     writer = fenced.take(store, clock, gone=(kept.token, lapsed), lease_ms=lease_ms)
-    at_url.keep(folder, Url(kept.url, writer.mine.token))
+    keep_url(folder, Url(kept.url, writer.mine.token))
     remote = Remote(folder, writer, clock)
     _taken[folder] = remote
     remote.keep()
@@ -258,7 +261,7 @@ def await_turn(folder: Path, wait: Callable[[float], bool], clock: Clock) -> str
 
     `wait` waits for so many seconds, and says whether to go on waiting. Raises `StoreError`.
     """
-    if (kept := at_url.read(folder)) is None:
+    if (kept := read_url(folder)) is None:
         return ""
     store, seen, since_s, said = open_store(kept.url, clock), None, 0.0, ""
     while True:
@@ -278,7 +281,7 @@ def await_turn(folder: Path, wait: Callable[[float], bool], clock: Clock) -> str
 
 def refresh(folder: Path, clock: Clock, patience: Patience = PATIENT) -> None:
     """Make the folder as the log has it. The caller holds its lock, and does not go on to write."""
-    if (kept := at_url.read(folder)) is None or folder in _taken:
+    if (kept := read_url(folder)) is None or folder in _taken:
         return
     store = open_store(kept.url, clock, patience)
     check_seal(store, may_write=False)
@@ -287,24 +290,24 @@ def refresh(folder: Path, clock: Clock, patience: Patience = PATIENT) -> None:
     found = msgspec.structs.replace(
         kept, elsewhere=str(_other(end, kept) or ""), read_ms=clock.now_ms()
     )
-    at_url.keep(folder, found)
+    keep_url(folder, found)
 
 
 def read_ms(folder: Path) -> int:
     """When the folder was last brought up to date; 0: never."""
-    kept = at_url.read(folder)
+    kept = read_url(folder)
     return kept.read_ms if kept else 0
 
 
 def elsewhere(folder: Path) -> str | None:
     """Who else held the lease when the folder was last brought up to date, in words."""
-    kept = at_url.read(folder)
+    kept = read_url(folder)
     return kept.elsewhere or None if kept else None
 
 
 def works_elsewhere(folder: Path, clock: Clock) -> Holder | None:
     """Who holds the lease and has not let go, on another machine than this or in another folder."""
-    if (kept := at_url.read(folder)) is None or folder in _taken:
+    if (kept := read_url(folder)) is None or folder in _taken:
         return None
     return _other(fenced.read_end(open_store(kept.url, clock)), kept)
 

@@ -29,7 +29,6 @@ from catchwater.config import CatchwaterError
 from catchwater.objects.base import ObjectStore
 from catchwater.objects.open import open_store
 from catchwater.recovery import handover
-from catchwater.recovery.at_url import shown
 from catchwater.recovery.checkpoint import (
     Checkpoint,
     committed_epochs,
@@ -51,6 +50,7 @@ from catchwater.recovery.ledger import (
     LedgerDamaged,
     SourceOffset,
     numbered,
+    shown,
 )
 from catchwater.recovery.points import cut_off
 from catchwater.recovery.savepoint.create import Progress

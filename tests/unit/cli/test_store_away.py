@@ -10,8 +10,8 @@ import pytest
 
 from catchwater.objects.base import StoreUnavailable
 from catchwater.objects.local import LocalStore
-from catchwater.recovery.at_url import folder_of
 from catchwater.recovery.folder import lock
+from catchwater.recovery.ledger import folder_of
 
 
 @pytest.fixture

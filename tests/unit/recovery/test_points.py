@@ -15,7 +15,6 @@ from catchwater.clock import Clock, ManualClock
 from catchwater.objects.open import open_store
 from catchwater.pipeline.epochs import EpochWriter
 from catchwater.recovery import checkpoint, pins, remote, rewind
-from catchwater.recovery.at_url import folder_of
 from catchwater.recovery.checkpoint import Checkpoint
 from catchwater.recovery.contract import PartitionTail, load_contract
 from catchwater.recovery.folder import hold, home_of, lock
@@ -28,6 +27,7 @@ from catchwater.recovery.ledger import (
     Passed,
     SinkEpoch,
     SourceOffset,
+    folder_of,
     numbered,
 )
 from catchwater.recovery.points import NEWEST, Kept, thin

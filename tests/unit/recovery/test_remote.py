@@ -14,12 +14,20 @@ from catchwater.clock import Clock, ManualClock
 from catchwater.objects.base import StoreUnavailable
 from catchwater.objects.local import LocalStore
 from catchwater.pipeline.epochs import EpochWriter
-from catchwater.recovery import at_url, checkpoint, fenced, handover, remote, rewind
-from catchwater.recovery.at_url import NotAtUrl, folder_of
+from catchwater.recovery import checkpoint, fenced, handover, remote, rewind
 from catchwater.recovery.contract import PartitionTail
 from catchwater.recovery.fenced import LeaseHeld, LeaseLost
 from catchwater.recovery.folder import Lock, hold, home_of, lock, refresh
-from catchwater.recovery.ledger import Ledger, SinkEpoch, SourceOffset, write_whole
+from catchwater.recovery.ledger import (
+    Ledger,
+    NotAtUrl,
+    SinkEpoch,
+    SourceOffset,
+    folder_of,
+    refuse_url,
+    shown,
+    write_whole,
+)
 from catchwater.recovery.remote import ElsewhereInUse, ScratchGone
 from catchwater.sinks.base import Staged
 
@@ -360,15 +368,15 @@ def test_what_another_machine_may_delete_is_not_copied(machine: Callable[[str], 
 
 def test_state_and_outputs_lie_at_the_url(machine: Callable[[str], Path], url: str) -> None:
     assert home_of(machine("a")) == home_of(machine("b")) == url
-    assert at_url.shown(machine("a")) == url
+    assert shown(machine("a")) == url
 
 
 def test_what_needs_a_checkpoint_beside_it_is_refused(
     machine: Callable[[str], Path], tmp_path: Path, url: str
 ) -> None:
     with pytest.raises(NotAtUrl, match=f"A backfill needs .*, and this one is {url}"):
-        at_url.refuse_url(machine("a"), "A backfill")
-    at_url.refuse_url(tmp_path, "A backfill")
+        refuse_url(machine("a"), "A backfill")
+    refuse_url(tmp_path, "A backfill")
 
 
 def test_a_folder_takes_no_part_in_this(tmp_path: Path) -> None:

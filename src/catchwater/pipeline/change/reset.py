@@ -23,11 +23,10 @@ from catchwater.pipeline.run.backfill import STARTING, point
 from catchwater.pipeline.run.versions import Identity, check_targets
 from catchwater.pipeline.watermark import FIRST_WATERMARK_MS
 from catchwater.recovery import handover, pins
-from catchwater.recovery.at_url import shown
 from catchwater.recovery.checkpoint import Checkpoint, find, last_commit, settle
 from catchwater.recovery.contract import check_covered, pin_id
 from catchwater.recovery.handover import Restore, alone
-from catchwater.recovery.ledger import EpochEntry, Ledger, ShardEpoch, SourceOffset
+from catchwater.recovery.ledger import EpochEntry, Ledger, ShardEpoch, SourceOffset, shown
 from catchwater.recovery.rewind import begin_anew
 from catchwater.recovery.savepoint.create import Progress, state_log
 from catchwater.recovery.savepoint.store import Shelf

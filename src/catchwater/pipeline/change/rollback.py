@@ -30,9 +30,8 @@ from catchwater.pipeline.run.versions import (
 )
 from catchwater.pipeline.supervise import halt, running
 from catchwater.recovery import handover, rewind
-from catchwater.recovery.at_url import shown
 from catchwater.recovery.handover import Restore, alone
-from catchwater.recovery.ledger import EpochEntry, numbered
+from catchwater.recovery.ledger import EpochEntry, numbered, shown
 from catchwater.recovery.savepoint.create import Progress
 from catchwater.recovery.savepoint.format import Savepoint
 from catchwater.recovery.savepoint.restore import restore

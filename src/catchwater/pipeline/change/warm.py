@@ -30,11 +30,10 @@ from catchwater.pipeline.run.config import AVAILABLE_NOW, CONTINUOUS, PipelineCo
 from catchwater.pipeline.run.versions import publish
 from catchwater.recovery import checkpoint as checkpoints
 from catchwater.recovery import handover
-from catchwater.recovery.at_url import refuse_url
 from catchwater.recovery.checkpoint import settle
 from catchwater.recovery.folder import CheckpointInUse, holder, home_of, lock
 from catchwater.recovery.handover import Role
-from catchwater.recovery.ledger import Ledger
+from catchwater.recovery.ledger import Ledger, refuse_url
 from catchwater.recovery.savepoint.create import Progress, Source
 from catchwater.recovery.savepoint.restore import CheckpointTaken, refuse_taken, restore
 from catchwater.sinks.base import Truth

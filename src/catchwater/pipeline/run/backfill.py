@@ -24,9 +24,8 @@ from catchwater.objects.open import join
 from catchwater.pipeline.run.config import AVAILABLE_NOW, PipelineConfig
 from catchwater.pipeline.run.versions import Identity, find_function, is_target
 from catchwater.recovery import checkpoint, handover
-from catchwater.recovery.at_url import folder_of, url_of
 from catchwater.recovery.folder import lock, refresh
-from catchwater.recovery.ledger import FOLDER, OffsetMap, read_json, write_whole
+from catchwater.recovery.ledger import FOLDER, OffsetMap, folder_of, read_json, url_of, write_whole
 from catchwater.replay.offsets import from_json, to_json
 from catchwater.replay.options import parse_options
 from catchwater.replay.subscription import COMMAND_S, Subscription

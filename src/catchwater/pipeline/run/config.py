@@ -28,10 +28,9 @@ from catchwater.config import (
 from catchwater.objects.open import s3_options
 from catchwater.pipeline.calls.policy import SETTINGS
 from catchwater.pipeline.functions.spec import MIN_HANDLER_TIMEOUT_MS, FunctionSpec, PoisonPolicy
-from catchwater.recovery.at_url import folder_of
 from catchwater.recovery.fenced import LEASE_MS, SHORTEST_LEASE_MS
 from catchwater.recovery.handover import current
-from catchwater.recovery.ledger import OffsetMap
+from catchwater.recovery.ledger import OffsetMap, folder_of
 from catchwater.recovery.points import MOST, NEWEST, Kept
 from catchwater.sinks import config as sinks
 from catchwater.sinks.config import SinkConfig

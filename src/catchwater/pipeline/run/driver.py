@@ -33,9 +33,8 @@ from catchwater.pipeline.run.versions import declared_in
 from catchwater.pipeline.spark import session
 from catchwater.pipeline.spark.failure import Traces
 from catchwater.pipeline.spark.zygote import scratch, zygote
-from catchwater.recovery.at_url import url_of
 from catchwater.recovery.folder import Lock
-from catchwater.recovery.ledger import FOLDER, read_json, write_whole
+from catchwater.recovery.ledger import FOLDER, read_json, url_of, write_whole
 from catchwater.recovery.remote import works_elsewhere
 
 if TYPE_CHECKING:

@@ -58,7 +58,6 @@ from catchwater.pipeline.spark.failure import Traces, cause, is_starved
 from catchwater.pipeline.status import LogWatch
 from catchwater.pipeline.supervise import read_supervision
 from catchwater.recovery import (
-    at_url,
     checkpoint,
     contract,
     estimate,
@@ -73,7 +72,7 @@ from catchwater.recovery.estimate import Estimate, RestoreWatch, near_s
 from catchwater.recovery.fenced import LeaseHeld
 from catchwater.recovery.folder import Lock, claim_home, home_of, key_part, state_folder
 from catchwater.recovery.intact import check_files
-from catchwater.recovery.ledger import EpochEntry, Ledger, LedgerDamaged, numbered
+from catchwater.recovery.ledger import EpochEntry, Ledger, LedgerDamaged, numbered, shown
 from catchwater.recovery.progress import CatchingUp, Range
 from catchwater.recovery.rewind import fall_back
 from catchwater.replay.options import parse_options
@@ -249,7 +248,7 @@ def _check(pipeline: OpenPipeline, began_s: float) -> RestoreWatch | None:
         if last is not None and last > known:
             raise SinkAhead(
                 f"The sink {name!r} has epochs up to {last} of this pipeline, and the checkpoint "
-                f"{at_url.shown(config.checkpoint)} only knows of {known}: new outputs would be "
+                f"{shown(config.checkpoint)} only knows of {known}: new outputs would be "
                 "taken for old.",
                 hint="Start from the checkpoint this sink was written from, or set another name "
                 "in [pipeline].",
@@ -359,7 +358,7 @@ def run_query(
     )  # fmt: skip
     chain = stages(pipeline)
     upkeep = upkeep_of(pipeline, chain, clock)
-    _log.info("Running %s, checkpoint %s.", pipeline.name, at_url.shown(config.checkpoint))
+    _log.info("Running %s, checkpoint %s.", pipeline.name, shown(config.checkpoint))
     traces = replace(traces, since_ms=clock.now_ms())
 
     # A shadow's epochs are not its own to pin until it leads.

@@ -47,9 +47,8 @@ from catchwater.pipeline.functions.schema import StateSchema, compare, describe
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.run.config import DEAD_LETTER
 from catchwater.recovery import handover
-from catchwater.recovery.at_url import shown
 from catchwater.recovery.handover import refuse_unfinished
-from catchwater.recovery.ledger import FOLDER, Ledger, numbered, read_json, write_whole
+from catchwater.recovery.ledger import FOLDER, Ledger, numbered, read_json, shown, write_whole
 from catchwater.sinks.config import SinkConfig, target_of
 from catchwater.values.events import EventValues
 

@@ -26,7 +26,6 @@ from catchwater.config import CatchwaterError
 from catchwater.objects.base import ObjectExists, ObjectMissing, ObjectStore
 from catchwater.objects.open import given_keys, open_store
 from catchwater.recovery import checkpoint as checkpoints
-from catchwater.recovery.at_url import shown
 from catchwater.recovery.checkpoint import NoSuchCheckpoint
 from catchwater.recovery.folder import hold, home_of, state_folder
 from catchwater.recovery.ledger import (
@@ -36,6 +35,7 @@ from catchwater.recovery.ledger import (
     LedgerDamaged,
     SourceOffset,
     read_json,
+    shown,
 )
 from catchwater.recovery.savepoint.format import FILE, Savepoint, StoredObject, check_name, encode
 from catchwater.recovery.savepoint.store import Shelf

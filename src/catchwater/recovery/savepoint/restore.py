@@ -20,7 +20,6 @@ from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError
 from catchwater.objects.base import ObjectStore, StoreError
 from catchwater.objects.open import open_store, place
-from catchwater.recovery.at_url import shown
 from catchwater.recovery.checkpoint import name_query, write_commit, write_offset
 from catchwater.recovery.folder import claim_home, lock
 from catchwater.recovery.handover import Restore, begin_restore, end_restore, restore_under_way
@@ -30,6 +29,7 @@ from catchwater.recovery.ledger import (
     Ledger,
     ShardEpoch,
     numbered,
+    shown,
     write_whole,
 )
 from catchwater.recovery.savepoint.create import COPIERS, Progress, state_log

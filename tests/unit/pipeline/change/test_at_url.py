@@ -14,10 +14,9 @@ from catchwater.pipeline.run import versions
 from catchwater.pipeline.run.backfill import Bounds, backfill_of, begin
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.recovery import checkpoint
-from catchwater.recovery.at_url import NotAtUrl, folder_of, url_of
 from catchwater.recovery.folder import lock, refresh
 from catchwater.recovery.handover import RestoreUnfinished, make_ready
-from catchwater.recovery.ledger import Ledger
+from catchwater.recovery.ledger import Ledger, NotAtUrl, folder_of, url_of
 from catchwater.recovery.savepoint.create import Source, create
 
 from .conftest import FROM_V1, Shop

@@ -7,7 +7,7 @@ import pytest
 
 from catchwater.config import ConfigError
 from catchwater.pipeline.run.config import AVAILABLE_NOW, PipelineConfig, load
-from catchwater.recovery.at_url import shown
+from catchwater.recovery.ledger import shown
 from catchwater.recovery.points import Kept
 from catchwater.replay.options import parse_options
 

@@ -11,9 +11,8 @@ from tests.unit.recovery.savepoint.conftest import FUNCTIONS, SHARDS, Made
 from catchwater.clock import Clock
 from catchwater.pipeline.run import following as module
 from catchwater.pipeline.run.following import Follower, following
-from catchwater.recovery.at_url import folder_of
 from catchwater.recovery.folder import lock
-from catchwater.recovery.ledger import EpochEntry
+from catchwater.recovery.ledger import EpochEntry, folder_of
 from catchwater.recovery.savepoint.create import NothingToSave, Source
 from catchwater.state.entries import Table
 from catchwater.state.store import ShardStore, read_boot_id
