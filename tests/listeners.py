@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from catchwater.hosts import Address
-from catchwater.kafka_listeners import Listener
+from catchwater.kafka_listeners import Address, Listener
 
 
 def listener(**given: Any) -> Listener:

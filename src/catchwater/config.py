@@ -18,16 +18,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from catchwater.hosts import Address as Address
-from catchwater.hosts import is_loopback
 from catchwater.kafka_listeners import (
     CLIENT_AUTH,
     DEFAULT_HANDSHAKE_RATE,
     PREFIX,
     Listener,
     ListenerRefused,
+    is_loopback,
     listeners,
 )
+from catchwater.kafka_listeners import Address as Address
 from catchwater.kafka_settings import Setting, understood
 from catchwater.references import (
     SHOWN,

@@ -7,9 +7,9 @@ the one for all. Controllers' listeners are left out. Pure; `ListenerRefused` sa
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
-
-from catchwater.hosts import Address, is_loopback
+from typing import NamedTuple
 
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
@@ -28,6 +28,36 @@ _MODULES = {
     "scram-sha-512": "scram.ScramLoginModule",
     "oauthbearer": "oauthbearer.OAuthBearerLoginModule",
 }
+
+
+class Address(NamedTuple):
+    """A host and a TCP port; port 0 asks the operating system for a free one."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    @classmethod
+    def of(cls, text: str) -> "Address":
+        """From `host:port` or Kafka's `SASL_SSL://host:port`; an IPv6 host is in brackets.
+
+        Raises ValueError with what it should be.
+        """
+        match = re.fullmatch(r"(?:\w+://)?(\[[0-9a-fA-F:]+\]|[^:/\[\],]+):(\d{1,5})", text)
+        if match is None or int(match[2]) > 65_535:
+            raise ValueError("one address like PLAINTEXT://127.0.0.1:9092")
+        return cls(match[1].strip("[]"), int(match[2]))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can connect to what listens at this address."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 class ListenerRefused(ValueError):

@@ -38,7 +38,7 @@ from tests.ports import free_port
 from catchwater.broker.access import change, with_user
 from catchwater.clock import SYSTEM
 from catchwater.config import CatchwaterError
-from catchwater.hosts import Address
+from catchwater.kafka_listeners import Address
 from catchwater.replay.options import parse_options
 from catchwater.wire.connection import Connections, ask
 from catchwater.wire.security.verifiers import verifiers

@@ -47,9 +47,10 @@ def open_store(
     that cannot be used.
     """
     parts = urlsplit(url)
+    folder = _folder_of(parts)
     match parts.scheme:
-        case "file" if parts.netloc in ("", "localhost") and parts.path.startswith("/"):
-            store: ObjectStore = LocalStore(Path(unquote(parts.path)), clock)
+        case "file" if folder is not None:
+            store: ObjectStore = LocalStore(folder, clock)
         case "memory":
             store = MemoryStore(clock)
         case "s3" if parts.netloc:
@@ -57,6 +58,12 @@ def open_store(
         case _:
             raise ConfigError(f"{url!r} is not the URL of an object store.", hint=_HINT)
     return RetryingStore(sealed(store) if may_seal else store, clock, patience)
+
+
+def _folder_of(parts: SplitResult) -> Path | None:
+    """The folder that a URL names, if it names one of this machine."""
+    here = parts.scheme == "file" and parts.netloc in ("", "localhost")
+    return Path(unquote(parts.path)) if here and parts.path.startswith("/") else None
 
 
 def sealed(store: ObjectStore) -> ObjectStore:
@@ -111,6 +118,15 @@ def check_seal(store: ObjectStore, *, may_write: bool = True) -> None:
     except ObjectMissing:
         return
     raise KeysNeeded(f"What lies in {store.url()}")
+
+
+def check_seal_at(url: str, clock: Clock, *, may_write: bool = True) -> None:
+    """The same of the store at a URL. A folder of this machine is not made by looking into it."""
+    folder = _folder_of(urlsplit(url))
+    if os.environ.get(KEYS) or folder is None:
+        check_seal(open_store(url, clock), may_write=may_write)
+    elif (folder / CHECK).exists():
+        raise KeysNeeded(f"What lies in {url}")
 
 
 def refuse_plain_local(what: str, environment: Mapping[str, str]) -> None:

@@ -451,7 +451,10 @@ def table_values_of(config: PipelineConfig, spec: FunctionSpec) -> dict[str, Eve
 
 
 def _encoded(config: PipelineConfig | ValueConfig) -> EventValues | None:
+    """How values are decoded; None: they are JSON. Raises `BadSchema`."""
     registry = None
+    if ValueFormat(config.value_format) is ValueFormat.JSON and not config.registry_url:
+        return None
     if config.registry_url:
         from catchwater.pipeline.spark.session import cache_folder
 

@@ -28,9 +28,9 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 from catchwater import retries
 from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError, Restart
-from catchwater.hosts import HERE, farthest, nearest
 from catchwater.replay.plan import Aborted, Missing, PlanRange, Quota, TableFiles, Wanted
 from catchwater.wire.client import TopicDenied
+from catchwater.wire.connection import HERE, farthest, nearest
 
 CONTROL_URL = "catchwater.control.url"
 """The broker configuration, and the option of ours, that says where the control API is."""

@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from struct import Struct
 from typing import Any
 
@@ -423,3 +424,51 @@ class Watch:
     def _pause(self, until_s: float) -> None:
         left_s = until_s - self._clock.monotonic_s()
         self._clock.pause(max(0.0, min(_PAUSE_S, left_s)))
+
+
+# --- how far away a host is -----------------------------------------------------------------------
+
+
+HERE, LINK, PRIVATE, ANYWHERE = range(4)
+"""This machine, link-local, addresses that are not routed, and all others."""
+
+
+def nearest(host: str | None) -> int:
+    """How far away the nearest address of this name is."""
+    return min(_distances(host))
+
+
+def farthest(host: str | None) -> int:
+    """How far away the farthest address of this name is."""
+    return max(_distances(host))
+
+
+def _distances(host: str | None) -> list[int]:
+    """Of every address; a name that is not known is far away. Asks the resolver."""
+    if not host:
+        return [HERE]
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return [ANYWHERE]  # connecting will say so, or a proxy knows it
+    return [_how_far(ip_address(str(at[0]).partition("%")[0])) for *_, at in found]
+
+
+def _how_far(address: IPv4Address | IPv6Address) -> int:
+    plain = getattr(address, "ipv4_mapped", None) or address
+    if plain.is_loopback or plain.is_unspecified or _is_ours(plain):
+        return HERE
+    if plain.is_link_local:
+        return LINK
+    return ANYWHERE if plain.is_global else PRIVATE
+
+
+def _is_ours(address: IPv4Address | IPv6Address) -> bool:
+    """Whether this machine has the address: only then can it be bound."""
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((str(address), 0))
+    except OSError:
+        return False
+    return True

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from catchwater import hosts
 from catchwater.replay.control import Control, SentAstray, check_host, check_location
 from catchwater.replay.plan import Wanted
+from catchwater.wire import connection
 
 HERE, NEAR, FAR = "http://127.0.0.1:9644", "http://10.9.8.7:9644", "http://8.8.8.8:9644"
 
@@ -55,7 +55,7 @@ def test_a_place_that_is_nearer_is_not_read(url: str, named_by: str) -> None:
 def test_the_machine_s_own_addresses_are_as_near_as_its_loopback(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(hosts, "_is_ours", lambda address: str(address) == "10.9.8.7")
+    monkeypatch.setattr(connection, "_is_ours", lambda address: str(address) == "10.9.8.7")
     check_location("file:///data/a", NEAR)
     with pytest.raises(SentAstray):
         check_host("10.9.8.7", "http://10.9.8.8:9644")

@@ -31,10 +31,10 @@ from catchwater.broker.control.replies import Refusal, json_reply, read_body
 from catchwater.broker.gate import Operation
 from catchwater.broker.quotas import Grant
 from catchwater.catalog.rows import Topic
-from catchwater.hosts import HERE, nearest
 from catchwater.log.read.planner import CommittedPlan, PlanRange
 from catchwater.objects.base import range_header
 from catchwater.values.policy import FIELDS
+from catchwater.wire.connection import HERE, nearest
 
 READ_COMMITTED = "read_committed"
 MOST_RANGES = 10_000

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import msgspec
@@ -121,7 +121,6 @@ class Reporter:
         self._pipeline = pipeline
         self._clock = clock
         self._observe = observe
-        self._log = LogWatch(pipeline.config, clock)
         self._wake = threading.Event()
         self._ended = threading.Event()
         self._silent_until_s = 0.0
@@ -133,6 +132,11 @@ class Reporter:
         self._threads = [
             threading.Thread(target=run, name=name, daemon=True) for name, run in threads.items()
         ]
+
+    @cached_property
+    def _log(self) -> LogWatch:
+        """Made by the thread that asks: it is not for several."""
+        return LogWatch(self._pipeline.config, self._clock)
 
     def start(self) -> None:
         """Begin, at once."""

@@ -31,7 +31,7 @@ import pyarrow as pa
 from catchwater import traces as otel
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError, Restart
-from catchwater.objects.open import check_seal, open_store, refuse_plain_local
+from catchwater.objects.open import check_seal_at, open_store, refuse_plain_local
 from catchwater.pipeline.epochs import EpochWriter, Tails, Upkeep
 from catchwater.pipeline.functions.spec import FunctionSpec, Poison
 from catchwater.pipeline.opened import (
@@ -197,7 +197,7 @@ def prepare(config: PipelineConfig, began_s: float, clock: Clock) -> OpenPipelin
     """
     refuse_plain_local("its local state and Spark's files", os.environ)
     handover.check(config.checkpoint, handover.Event.START)
-    check_seal(open_store(home_of(config.checkpoint), clock), may_write=False)
+    check_seal_at(home_of(config.checkpoint), clock, may_write=False)
     pipeline = OpenPipeline(config, clock=clock, timeout_s=TIMEOUT_S)
     specs = pipeline.specs
     # Does the file fit the functions, and the pipeline the checkpoint?
@@ -220,7 +220,7 @@ def prepare(config: PipelineConfig, began_s: float, clock: Clock) -> OpenPipelin
         for code, spec in zip(codes, pipeline.specs, strict=True)
     ]
     home = claim_home(config.checkpoint, config.state, pipeline.name, clock)
-    check_seal(open_store(home, clock))
+    check_seal_at(home, clock)
     # Is all of its input there, and do sinks and log hold what the checkpoint goes on from?
     with closing(pipeline.source) as source:
         source.partitions()
