@@ -22,8 +22,8 @@ from crc32c import crc32c
 from benchmarks.load import NOW_MS, create_topic, produce_request, pump
 from benchmarks.measure import ROUNDS, Row, alternate, publish, row
 from benchmarks.our_broker import catchwater_broker
+from catchwater.broker_config import LogConfig
 from catchwater.clock import Clock
-from catchwater.config import LogConfig
 from catchwater.log.log import Log
 from catchwater.log.write.writer import Submission
 from catchwater.wire.arrow import encode_batch

@@ -123,7 +123,7 @@ def _is_importing(frame: FrameType | None) -> bool:
 def requests() -> dict[str, Way]:
     """The ways of a Produce, a Fetch and an EndTxn through a broker in this process."""
     from catchwater.broker.main import run
-    from catchwater.config import load_broker_config
+    from catchwater.broker_config import load_broker_config
 
     # asyncio's own loop shows what it sends to a profile hook, and uvloop does not.
     sys.modules["uvloop"] = None  # type: ignore[assignment]

@@ -21,8 +21,9 @@ from catchwater.broker.broker import Broker
 from catchwater.broker.metrics import Metrics
 from catchwater.broker.router import APIS
 from catchwater.broker.server import Connection, Server
+from catchwater.broker_config import LogConfig, load_broker_config
 from catchwater.clock import Clock
-from catchwater.config import Address, LogConfig, load_broker_config
+from catchwater.kafka_listeners import Address
 from catchwater.log.log import Log
 from catchwater.wire.batch import load_walk
 

@@ -18,7 +18,7 @@ from tests.ports import free_port
 from tests.postgres import PostgresMissing, PostgresServer
 from tests.s3 import CREDENTIALS, make_bucket, moto
 
-from catchwater.references import is_secret
+from catchwater.config import is_secret
 
 # A machine that is slow, or stands still for a second, is no finding.
 drawing.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])

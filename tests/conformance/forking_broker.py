@@ -9,7 +9,7 @@ import os
 import sys
 
 from catchwater.broker.main import run
-from catchwater.config import load_broker_config
+from catchwater.broker_config import load_broker_config
 
 
 def main() -> None:

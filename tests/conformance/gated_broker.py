@@ -12,7 +12,7 @@ from unittest.mock import patch
 from catchwater.broker import main as broker_main
 from catchwater.broker.broker import Broker
 from catchwater.broker.gate import AllowAll, Operation, Resource, ResourceType
-from catchwater.config import load_broker_config
+from catchwater.broker_config import load_broker_config
 
 EVERYTHING = "*"
 """As a line: nobody may do anything."""

@@ -7,7 +7,7 @@ import sys
 from unittest.mock import patch
 
 from catchwater.broker.main import run
-from catchwater.config import load_broker_config
+from catchwater.broker_config import load_broker_config
 from catchwater.log.format import segment
 from catchwater.log.read import history
 

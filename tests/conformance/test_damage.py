@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from catchwater.broker_config import LogConfig
 from catchwater.catalog.rows import OffsetCommit, PartitionKey, Pin
 from catchwater.catalog.sqlite import ReadOnlyCatalog, SqliteCatalog
 from catchwater.catalog.sums import CatalogDamaged, find_spoiled
 from catchwater.clock import ManualClock
-from catchwater.config import CatchwaterError, LogConfig
+from catchwater.config import CatchwaterError
 from catchwater.log.format.chunk import decode_index
 from catchwater.log.log import Log
 from catchwater.log.read.history import History

@@ -13,7 +13,8 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from tests.conformance.corpus import DEADLINE_S
 from tests.conftest import COMMAND, until
 
-from catchwater.config import ConfigError, load_broker_config
+from catchwater.broker_config import load_broker_config
+from catchwater.config import ConfigError
 from catchwater.objects.base import StoreError
 from catchwater.replay.options import parse_options
 from catchwater.replay.source import BatchReader

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from catchwater.broker_config import LogConfig
 from catchwater.catalog.postgres import PostgresCatalog
 from catchwater.catalog.rows import (
     BrokerRow,
@@ -16,7 +17,6 @@ from catchwater.catalog.rows import (
     Session,
 )
 from catchwater.clock import Clock
-from catchwater.config import LogConfig
 from catchwater.log.format.chunk import ADDS_PARTITION
 from catchwater.log.log import Log
 from catchwater.log.transactions import Producer

@@ -10,8 +10,10 @@ from catchwater.broker.coordination.held import LogClaims
 from catchwater.broker.coordination.members import GroupLimits
 from catchwater.broker.metrics import Metrics
 from catchwater.broker.router import APIS
+from catchwater.broker_config import BrokerConfig, LogConfig
 from catchwater.catalog.rows import BrokerRow, Session
-from catchwater.config import Address, BrokerConfig, CatchwaterError, LogConfig
+from catchwater.config import CatchwaterError
+from catchwater.kafka_listeners import Address
 from catchwater.log.log import Log
 from catchwater.objects.open import sealed
 from catchwater.objects.retry import Patience, RetryingStore

@@ -20,11 +20,11 @@ from pathlib import Path
 
 import pytest
 
+from catchwater.broker_config import LogConfig
 from catchwater.catalog.rows import (
     OffsetCommit,
 )
 from catchwater.clock import Clock
-from catchwater.config import LogConfig
 from catchwater.log.log import Log
 from catchwater.log.write.writer import Submission
 from catchwater.objects.open import KEYS

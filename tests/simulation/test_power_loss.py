@@ -30,8 +30,9 @@ from tests.simulation.test_log_crashes import (
     verify,
 )
 
+from catchwater.broker_config import LogConfig
 from catchwater.clock import Clock
-from catchwater.config import CatchwaterError, LogConfig
+from catchwater.config import CatchwaterError
 from catchwater.log.log import Log
 from catchwater.wire.batch import BatchError
 

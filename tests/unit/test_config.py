@@ -5,15 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from catchwater.config import (
-    Address,
-    BrokerConfig,
-    CatchwaterError,
-    ConfigError,
-    duration_ms,
-    load_broker_config,
-    replay_quotas,
-)
+from catchwater.broker_config import BrokerConfig, load_broker_config, replay_quotas
+from catchwater.config import CatchwaterError, ConfigError, duration_ms
+from catchwater.kafka_listeners import Address
 
 
 def written(tmp_path: Path, text: str, name: str = "server.properties") -> Path:

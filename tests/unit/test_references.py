@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from catchwater.config import ConfigError, load_broker_config, masked
-from catchwater.references import SHOWN, is_secret
+from catchwater.broker_config import load_broker_config, masked
+from catchwater.config import SHOWN, ConfigError, is_secret
 
 SECRET = "s3cr3t-marker"
 URL = "postgresql://catchwater:{}@db.example/catchwater"

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from catchwater.broker.traces import MOST_LINKS, MOST_REQUESTS, ChunkTraces
+from catchwater.broker_config import LogConfig
 from catchwater.clock import SYSTEM
-from catchwater.config import CatchwaterError, ConfigError, LogConfig
+from catchwater.config import CatchwaterError, ConfigError
 from catchwater.log.log import Log
 from catchwater.log.write.writer import Submission
 from catchwater.pipeline.run.traces import EpochTraces, trace

@@ -45,10 +45,11 @@ from catchwater.broker.quotas import (
 )
 from catchwater.broker.tls import Certificate
 from catchwater.broker.value_checks import ValueChecks
+from catchwater.broker_config import BrokerConfig, replay_quotas
 from catchwater.catalog.errors import CatalogRetriable
 from catchwater.catalog.rows import BrokerRow, QuotaRow, Topic
 from catchwater.clock import Clock
-from catchwater.config import Address, BrokerConfig, replay_quotas
+from catchwater.kafka_listeners import Address
 from catchwater.log.log import Log
 from catchwater.log.write.txn import TxnRefused
 from catchwater.objects.base import Buffer

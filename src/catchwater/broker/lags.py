@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
+from catchwater.broker_config import group_promises
 from catchwater.catalog.rows import PartitionKey, Position
-from catchwater.config import group_promises
 from catchwater.wire.batch import next_record
 
 if TYPE_CHECKING:

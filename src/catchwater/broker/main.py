@@ -42,10 +42,12 @@ from catchwater.broker.server import Server
 from catchwater.broker.tls import CONTROL, Certificate, of_listeners
 from catchwater.broker.tokens import Tokens, check_settings
 from catchwater.broker.traces import ChunkTraces
+from catchwater.broker_config import BrokerConfig, LogConfig
 from catchwater.catalog.errors import CatalogRetriable
 from catchwater.catalog.rows import BrokerRow
 from catchwater.clock import SYSTEM, Clock
-from catchwater.config import Address, BrokerConfig, CatchwaterError, LogConfig
+from catchwater.config import CatchwaterError
+from catchwater.kafka_listeners import Address
 from catchwater.log.cluster import BrokerReplaced
 from catchwater.log.log import Log
 from catchwater.log.open import SharedStores

@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Generic, NamedTuple, TypeVar
 
-from catchwater.config import BrokerConfig, CatchwaterError
+from catchwater.broker_config import BrokerConfig
+from catchwater.config import CatchwaterError
 
 FIRST_FRAME_BYTES = 512 * 1024
 """The largest frame of a connection that has not yet sent a good request."""

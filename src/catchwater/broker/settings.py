@@ -19,10 +19,11 @@ from catchwater.broker import topic_config
 from catchwater.broker.broker import Broker, Fields, error_fields
 from catchwater.broker.gate import THE_CLUSTER, Each, Operation, Resource, ResourceType
 from catchwater.broker.topic_config import BOOLEAN, LONG, STRING, TOPIC_SETTINGS, Setting
+from catchwater.broker_config import BrokerConfig
 from catchwater.catalog.base import AlterConfig
 from catchwater.catalog.errors import CatalogRetriable, TopicUnknown
 from catchwater.catalog.rows import Topic
-from catchwater.config import BrokerConfig, CatchwaterError
+from catchwater.config import CatchwaterError
 from catchwater.wire.errors import ErrorCode
 
 # Where a value comes from (`DescribeConfigsResponse.ConfigSource`).

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from catchwater.broker_config import BrokerConfig
 from catchwater.clock import Clock
-from catchwater.config import BrokerConfig, ConfigError
+from catchwater.config import ConfigError
 from catchwater.wire.security.verifiers import NotProved
 
 ALGORITHMS = (

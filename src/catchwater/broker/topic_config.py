@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from catchwater.config import BrokerConfig
+from catchwater.broker_config import BrokerConfig
 from catchwater.log.keep.parquet import PARQUET, missing_packages
 from catchwater.log.tables.open import properties_of as tables_of
 from catchwater.log.tables.settings import (

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple
 
+from catchwater.broker_config import BrokerConfig
 from catchwater.catalog.rows import Topic
 from catchwater.clock import Clock
-from catchwater.config import BrokerConfig
 from catchwater.log.topic_settings import declared
 from catchwater.log.write.prepare import Fit, Undecided
 from catchwater.values.settings import BadSchema, ValueSettings

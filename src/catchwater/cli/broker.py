@@ -45,7 +45,7 @@ def run(
     What is given here wins over the environment (CATCHWATER_BROKER__…), and that over the file.
     """
     from catchwater.broker.main import run as run_broker
-    from catchwater.config import load_broker_config
+    from catchwater.broker_config import load_broker_config
     from catchwater.web.pages import Page
 
     chosen = {

@@ -56,7 +56,7 @@ def _guess(file: Path) -> Kind:
 
 
 def _broker(file: Path) -> dict[str, Any]:
-    from catchwater.config import TABLES, load_broker_config, masked
+    from catchwater.broker_config import TABLES, load_broker_config, masked
 
     settings = load_broker_config(file, os.environ)
     shown = {

@@ -290,7 +290,8 @@ class _Dev:
 
     def _start_broker(self, seen: "Seen") -> str | None:
         """The broker's control API; None: it is another's broker."""
-        from catchwater.config import DEFAULT_CONTROL_LISTENER, Address
+        from catchwater.broker_config import DEFAULT_CONTROL_LISTENER
+        from catchwater.kafka_listeners import Address
         from catchwater.wire.connection import parse_bootstrap
 
         addresses = parse_bootstrap(seen.bootstrap)

@@ -18,8 +18,10 @@ from typing import Annotated
 
 import typer
 
+from catchwater.broker_config import DEFAULT_CONTROL_LISTENER, DEFAULT_LISTENER
 from catchwater.cli.console import AsJson, leave, noun, print_finding, print_json, talk
-from catchwater.config import DEFAULT_CONTROL_LISTENER, DEFAULT_LISTENER, Address, CatchwaterError
+from catchwater.config import CatchwaterError
+from catchwater.kafka_listeners import Address
 from catchwater.pipeline.spark import session
 
 app = noun(has_verbs=False)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from catchwater.broker_config import BrokerConfig, load_broker_config
 from catchwater.cli.console import (
     FAILS,
     WARNS,
@@ -27,7 +28,7 @@ from catchwater.cli.console import (
     talk,
 )
 from catchwater.clock import SYSTEM
-from catchwater.config import BrokerConfig, CatchwaterError, load_broker_config
+from catchwater.config import CatchwaterError
 
 if TYPE_CHECKING:
     from catchwater.log.repair.fsck import Progress, Report

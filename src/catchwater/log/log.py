@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from catchwater.broker_config import LogConfig
 from catchwater.catalog.base import AlterConfig
 from catchwater.catalog.errors import CatalogRetriable, TopicExists
 from catchwater.catalog.rows import (
@@ -39,7 +40,6 @@ from catchwater.catalog.rows import (
 from catchwater.catalog.shared import SharedCatalog
 from catchwater.catalog.topics import Topics
 from catchwater.clock import Clock
-from catchwater.config import LogConfig
 from catchwater.log.cluster import Cluster
 from catchwater.log.core import RangeMissing
 from catchwater.log.keep.housekeeping import Housekeeping

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from catchwater.broker_config import LogConfig
 from catchwater.catalog.errors import CatalogUncertain
 from catchwater.catalog.rows import BrokerRow, Session
 from catchwater.catalog.shared import SharedCatalog
 from catchwater.catalog.topics import Topics
 from catchwater.clock import Clock
-from catchwater.config import ConfigError, LogConfig
+from catchwater.config import ConfigError
 from catchwater.log.cluster import Cluster
 from catchwater.log.core import Core, States
 from catchwater.log.directory import DataDirectory, new_cluster_id

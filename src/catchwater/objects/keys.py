@@ -23,9 +23,8 @@ from typing import Protocol
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from catchwater.config import ConfigError, Restart
+from catchwater.config import BadReference, ConfigError, Restart, refuse_readable
 from catchwater.objects.base import StoreError, StoreUnavailable
-from catchwater.references import BadReference, refuse_readable
 
 KEY_BYTES = 32
 _NONCE_BYTES = 12

@@ -15,6 +15,7 @@ from catchwater.broker.coordination.coordinator import Coordinator
 from catchwater.broker.coordination.members import GroupLimits
 from catchwater.broker.metrics import Metrics
 from catchwater.broker.router import APIS, start
+from catchwater.broker_config import BrokerConfig
 from catchwater.catalog.base import AlterConfig
 from catchwater.catalog.errors import TopicCollides, TopicExists, TopicUnknown
 from catchwater.catalog.rows import (
@@ -28,7 +29,7 @@ from catchwater.catalog.rows import (
     Topic,
 )
 from catchwater.clock import ManualClock
-from catchwater.config import Address, BrokerConfig
+from catchwater.kafka_listeners import Address
 from catchwater.log.log import Read
 from catchwater.log.write.prepare import Preparation
 from catchwater.log.write.sequence import PartitionState

@@ -28,8 +28,9 @@ from catchwater.broker.control.app import create_app
 from catchwater.broker.gate import AllowAll
 from catchwater.broker.metrics import Metrics
 from catchwater.broker.quotas import ConfiguredLimits, ReplayQuotas
+from catchwater.broker_config import BrokerConfig, LogConfig
 from catchwater.clock import ManualClock
-from catchwater.config import Address, BrokerConfig, LogConfig
+from catchwater.kafka_listeners import Address
 from catchwater.log.format import segment
 from catchwater.log.format.chunk import ADDS_PARTITION
 from catchwater.log.log import Log

@@ -14,8 +14,8 @@ from catchwater.broker.access import Guard, Rule, with_rule
 from catchwater.broker.broker import Api
 from catchwater.broker.gate import ByHandler, Operation, Resource, ResourceType, Whole
 from catchwater.broker.router import APIS
+from catchwater.broker_config import LogConfig
 from catchwater.catalog.rows import OffsetCommit
-from catchwater.config import LogConfig
 from catchwater.log.log import Log
 
 TOPIC, GROUP, TXN, CLUSTER = (

@@ -11,9 +11,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from catchwater.broker.control.app import Health
 from catchwater.broker.lags import GroupLags
 from catchwater.broker.metrics import Metrics
+from catchwater.broker_config import BrokerConfig
 from catchwater.catalog.rows import Position, ReportRow
 from catchwater.clock import ManualClock
-from catchwater.config import BrokerConfig
 from catchwater.log.read.reader import ReadCounts
 from catchwater.log.tables.settings import Counts as TableCounts
 from catchwater.log.write.writer import Written

@@ -21,7 +21,7 @@ from catchwater.broker.pressure import (
     printable,
     to_shed,
 )
-from catchwater.config import BrokerConfig
+from catchwater.broker_config import BrokerConfig
 
 SMALL, LARGE = 1024, pressure.SMALL_FRAME_BYTES + 1
 

@@ -14,8 +14,9 @@ from cryptography.hazmat.primitives import serialization
 from tests.token_endpoint import AUDIENCE, CLIENT_ID, Provider
 
 from catchwater.broker.tokens import Tokens, check_settings
+from catchwater.broker_config import BrokerConfig, load_broker_config
 from catchwater.clock import ManualClock
-from catchwater.config import BrokerConfig, ConfigError, load_broker_config
+from catchwater.config import ConfigError
 from catchwater.wire.security.verifiers import NotProved
 
 SETTINGS = {

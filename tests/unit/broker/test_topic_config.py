@@ -3,7 +3,7 @@
 import pytest
 
 from catchwater.broker.topic_config import refusal
-from catchwater.config import BrokerConfig
+from catchwater.broker_config import BrokerConfig
 from catchwater.log.keep import parquet
 from catchwater.log.keep.parquet import PARQUET
 from catchwater.log.topic_settings import VALIDATION, VALUE_FORMAT, VALUE_SCHEMA

@@ -11,9 +11,9 @@ from tests.schema_registry import FakeRegistry, schema_registry
 
 from catchwater.broker import value_checks
 from catchwater.broker.value_checks import ValueChecks
+from catchwater.broker_config import BrokerConfig
 from catchwater.catalog.rows import Topic
 from catchwater.clock import SYSTEM
-from catchwater.config import BrokerConfig
 from catchwater.log.topic_settings import VALUE_FORMAT, VALUE_SCHEMA
 from catchwater.log.write.prepare import Undecided
 

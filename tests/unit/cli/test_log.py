@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from catchwater.broker_config import LogConfig
 from catchwater.clock import ManualClock
-from catchwater.config import LogConfig
 from catchwater.log.log import Log
 from catchwater.log.write.writer import Submission
 from catchwater.objects.open import open_store

@@ -9,11 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from catchwater.broker_config import LogConfig
 from catchwater.catalog.errors import CatalogUnavailable, CatalogUncertain
 from catchwater.catalog.memory import MemoryCatalog, MemoryDatabase, call_now
 from catchwater.catalog.rows import BrokerRow, PartitionKey, Session
 from catchwater.clock import ManualClock
-from catchwater.config import CatchwaterError, LogConfig
+from catchwater.config import CatchwaterError
 from catchwater.log.log import Log
 from catchwater.log.write.writer import Appended, Submission
 from catchwater.objects.base import ObjectStore

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.unit.log.shared import World, crashed, everything
 
+from catchwater.broker_config import LogConfig
 from catchwater.catalog.errors import EpochGap, TopicExists, TopicUnknown
 from catchwater.catalog.rows import (
     OffsetCommit,
@@ -20,7 +21,6 @@ from catchwater.catalog.rows import (
 )
 from catchwater.catalog.sqlite import SqliteCatalog
 from catchwater.clock import ManualClock
-from catchwater.config import LogConfig
 from catchwater.log.core import RangeMissing
 from catchwater.log.format import chunk
 from catchwater.log.log import Log

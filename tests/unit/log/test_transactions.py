@@ -12,11 +12,11 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 from tests.unit.log.shared import crashed
 
+from catchwater.broker_config import LogConfig
 from catchwater.catalog.errors import CatalogUnavailable
 from catchwater.catalog.memory import MemoryCatalog, MemoryDatabase, call_now
 from catchwater.catalog.rows import BrokerRow, OffsetCommit, PartitionKey, Session, TxnRow
 from catchwater.clock import Clock, ManualClock
-from catchwater.config import LogConfig
 from catchwater.log.format.chunk import ADDS_PARTITION
 from catchwater.log.log import Log
 from catchwater.log.transactions import Producer

@@ -27,7 +27,8 @@ from catchwater.broker.control.tables import Tables
 from catchwater.broker.gate import Operation
 from catchwater.broker.traces import TracePaths
 from catchwater.catalog.rows import PinState, ReportRow, Topic
-from catchwater.config import Address, CatchwaterError
+from catchwater.config import CatchwaterError
+from catchwater.kafka_listeners import Address
 
 
 class Health:

@@ -20,9 +20,9 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
+from catchwater.broker_config import LogConfig
 from catchwater.catalog.errors import RunsChanged
 from catchwater.catalog.rows import ObjectRow, PartitionKey, RunRow, Topic
-from catchwater.config import LogConfig
 from catchwater.log.core import Core
 from catchwater.log.format.batches import DamagedObject, StoredBatch
 from catchwater.log.format.records import empty

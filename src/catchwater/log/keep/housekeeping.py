@@ -18,13 +18,14 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, TypeVar
 
+from catchwater.broker_config import LogConfig
 from catchwater.catalog.errors import (
     CatalogFailure,
     SessionFenced,
 )
 from catchwater.catalog.rows import ObjectRow, PartitionKey, Pin, RunRow, Topic
 from catchwater.clock import ClockJumps
-from catchwater.config import CatchwaterError, LogConfig
+from catchwater.config import CatchwaterError
 from catchwater.log.core import Core
 from catchwater.log.keep.compact import Compactor
 from catchwater.log.keep.leases import PINS, Lease, Leases, bucket_of

@@ -21,11 +21,11 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 
+from catchwater.broker_config import LogConfig
 from catchwater.catalog.base import Catalog
 from catchwater.catalog.errors import RunsChanged
 from catchwater.catalog.rows import ObjectRow, PartitionKey, RunRow
 from catchwater.clock import Clock
-from catchwater.config import LogConfig
 from catchwater.log.format.batches import DamagedObject
 from catchwater.log.format.segment import (
     HEADER_BYTES,

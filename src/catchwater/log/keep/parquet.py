@@ -20,10 +20,11 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from catchwater.broker_config import LogConfig
 from catchwater.catalog.errors import RunsChanged
 from catchwater.catalog.rows import ObjectRow, ParquetRow, PartitionKey, RunRow, Topic
 from catchwater.clock import Clock
-from catchwater.config import CatchwaterError, LogConfig
+from catchwater.config import CatchwaterError
 from catchwater.log.core import Core
 from catchwater.log.format.batches import DamagedObject
 from catchwater.log.format.segment import (

@@ -14,9 +14,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from catchwater.broker_config import LogConfig
 from catchwater.catalog.errors import CatalogFailure, SessionFenced
 from catchwater.catalog.rows import Pin, Topic
-from catchwater.config import CatchwaterError, LogConfig
+from catchwater.config import CatchwaterError
 from catchwater.log.core import Core
 from catchwater.log.keep.leases import TTL_MS, Leases
 from catchwater.log.read.stable import Stability

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from catchwater.config import BrokerConfig, CatchwaterError
+from catchwater.broker_config import BrokerConfig
+from catchwater.config import CatchwaterError
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog

@@ -20,8 +20,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from catchwater.broker_config import LogConfig
 from catchwater.catalog.rows import PartitionKey, RunRow, Topic
-from catchwater.config import CatchwaterError, LogConfig
+from catchwater.config import CatchwaterError
 from catchwater.log.core import Core
 from catchwater.log.format.batches import DamagedObject
 from catchwater.log.keep.parquet import GoOn, Stopped, resting

@@ -17,14 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_type_hints
 from urllib.parse import urlsplit
 
-from catchwater.config import (
-    CatchwaterError,
-    ConfigError,
-    duration_ms,
-    flatten,
-    nearest,
-    toml_line,
-)
+from catchwater.config import CatchwaterError, ConfigError, duration_ms, flatten, nearest, toml_line
 from catchwater.objects.open import s3_options
 from catchwater.pipeline.calls.policy import SETTINGS
 from catchwater.pipeline.functions.spec import MIN_HANDLER_TIMEOUT_MS, FunctionSpec, PoisonPolicy

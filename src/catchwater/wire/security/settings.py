@@ -14,9 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from catchwater import references
-from catchwater.config import ConfigError
-from catchwater.references import BadReference
+from catchwater import config
+from catchwater.config import BadReference, ConfigError
 from catchwater.wire.security import oauth as oauth_options
 from catchwater.wire.security.oauth import EXTENSION, OAuth
 
@@ -288,13 +287,13 @@ def parse_jaas(text: str) -> tuple[str, dict[str, str]]:
 def read_properties(path: Path) -> dict[str, str]:
     """Key → value. Raises `ConfigError` for a file that cannot be read."""
     with _as_config_error():
-        return references.read_properties(path)
+        return config.read_properties(path)
 
 
 def resolve(value: str, environment: Mapping[str, str], folder: Path) -> str:
     """The value with what it refers to; paths are meant from `folder`. Raises `ConfigError`."""
     with _as_config_error():
-        return references.resolve(value, environment, folder)
+        return config.resolve(value, environment, folder)
 
 
 @contextmanager

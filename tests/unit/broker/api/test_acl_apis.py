@@ -15,7 +15,7 @@ from kio.schema.describe_user_scram_credentials import v0 as describe_users
 from catchwater.broker.access import Guard, Rule, change, with_rule, with_user
 from catchwater.broker.acls import OPERATIONS, PATTERNS, PERMISSIONS, TYPES
 from catchwater.broker.gate import Operation, Resource, ResourceType
-from catchwater.config import LogConfig
+from catchwater.broker_config import LogConfig
 from catchwater.log.log import Log
 from catchwater.wire.fields import MalformedMessage
 from catchwater.wire.security.verifiers import check_password, verifiers

@@ -9,9 +9,9 @@ from kio.schema.metadata.v12 import request as v12
 
 from catchwater.broker import router
 from catchwater.broker.api import k03_metadata
+from catchwater.broker_config import BrokerConfig
 from catchwater.catalog.rows import BrokerRow, BrokerState
 from catchwater.clock import ManualClock
-from catchwater.config import BrokerConfig
 
 
 def ask(*names, create=True):

@@ -25,7 +25,7 @@ from kio.schema.txn_offset_commit.v5 import request as commit_v5
 from kio.static.primitive import i32Timedelta
 
 from catchwater.broker.broker import Broker
-from catchwater.config import LogConfig
+from catchwater.broker_config import LogConfig
 from catchwater.log.log import Log
 
 SECOND = i32Timedelta.parse(timedelta(seconds=1))

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from catchwater.broker_config import LogConfig
 from catchwater.catalog.rows import Changes, ObjectRow, OpenTxnRow, PartitionKey, RunRow
-from catchwater.config import LogConfig
 from catchwater.log.format.records import open_records
 from catchwater.log.format.segment import batches_of, is_cleaned, read_footer
 from catchwater.log.keep.compact import Compactor

@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 from tests.unit.log.shared import World, append, batch, catalog_of, everything, offsets, until
 
+from catchwater.broker_config import LogConfig
 from catchwater.catalog.errors import CatalogFull
 from catchwater.catalog.rows import PartitionKey, Pin
 from catchwater.clock import ManualClock
-from catchwater.config import LogConfig
 from catchwater.log.core import RangeMissing
 from catchwater.log.keep.compact import Compactor
 from catchwater.log.keep.leases import BUCKETS, TTL_MS, bucket_of

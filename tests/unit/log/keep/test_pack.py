@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from catchwater.broker_config import LogConfig
 from catchwater.catalog.rows import (
     PartitionKey,
     RunRow,
 )
 from catchwater.clock import ManualClock
-from catchwater.config import LogConfig
 from catchwater.log.format.segment import read_footer
 from catchwater.log.keep.pack import Backlog, Packer, groups
 from catchwater.log.keep.sweep import Sweeper

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from catchwater.broker_config import LogConfig
 from catchwater.catalog.rows import PartitionKey, RunRow, Topic
-from catchwater.config import LogConfig
 from catchwater.log.format.chunk import marker
 from catchwater.log.keep import parquet as keep
 from catchwater.log.keep.pack import Packer

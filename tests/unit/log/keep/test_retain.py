@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from catchwater.broker_config import LogConfig
 from catchwater.catalog.rows import PartitionKey, PartitionRow, Pin, RunRow
-from catchwater.config import LogConfig
 from catchwater.log.keep.pack import Packer
 from catchwater.log.keep.retain import Retention, doomed, log_start_after
 from catchwater.log.keep.sweep import Sweeper

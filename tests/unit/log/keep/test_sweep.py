@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from catchwater.broker_config import LogConfig
 from catchwater.catalog.rows import BrokerRow, ObjectRow
-from catchwater.config import LogConfig
 from catchwater.log.keep import sweep
 from catchwater.log.keep.pack import Packer
 from catchwater.log.keep.sweep import Sweeper

@@ -8,9 +8,9 @@ from typing import TypeVar
 import pytest
 from tests.unit.log.shared import crashed
 
+from catchwater.broker_config import LogConfig
 from catchwater.catalog.rows import PartitionKey
 from catchwater.clock import ManualClock
-from catchwater.config import LogConfig
 from catchwater.log.core import RangeMissing
 from catchwater.log.log import Log
 from catchwater.log.read.offline import NoCatalog, OfflineLog, opened

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from catchwater.broker_config import LogConfig
 from catchwater.catalog.errors import CatalogUnavailable
 from catchwater.catalog.rows import (
     ObjectRow,
     PartitionKey,
     RunRow,
 )
-from catchwater.config import LogConfig
 from catchwater.log.keep.pack import Packer
 from catchwater.log.read.history import PIECE_BYTES, PLAN_RANGE_BYTES
 from catchwater.log.read.reader import Batches, PlanRange, Reader, Tail, Unreadable

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from catchwater.broker_config import LogConfig
 from catchwater.clock import ManualClock
-from catchwater.config import LogConfig
 from catchwater.log.log import Log
 from catchwater.log.repair.fsck import Report, fsck_directory
 from catchwater.log.write.writer import Submission

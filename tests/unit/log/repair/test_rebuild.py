@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from tests.unit.log.shared import World, append, batch, everything, offsets
 
+from catchwater.broker_config import LogConfig
 from catchwater.catalog.memory import MemoryCatalog, MemoryDatabase, call_now
 from catchwater.catalog.rows import OffsetCommit, PartitionKey, Pin
 from catchwater.clock import ManualClock
-from catchwater.config import CatchwaterError, LogConfig
+from catchwater.config import CatchwaterError
 from catchwater.log.directory import locked
 from catchwater.log.format.chunk import encode
 from catchwater.log.log import Log

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from catchwater.broker.topic_config import refusal
-from catchwater.config import BrokerConfig, ConfigError, load_broker_config
+from catchwater.broker_config import BrokerConfig, load_broker_config
+from catchwater.config import ConfigError
 from catchwater.log.tables.open import TableUnavailable, open_catalog, properties_of
 from catchwater.log.tables.settings import PARTITION_BY, TABLE
 

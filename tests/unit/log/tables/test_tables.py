@@ -12,8 +12,8 @@ import pytest
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.types import LongType
 
+from catchwater.broker_config import LogConfig
 from catchwater.catalog.rows import Topic
-from catchwater.config import LogConfig
 from catchwater.log.keep.pack import Packer
 from catchwater.log.tables import iceberg
 from catchwater.log.tables import writer as writing
