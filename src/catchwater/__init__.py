@@ -19,8 +19,8 @@ The chapters, in the order of a record's journey:
 Besides: `demo` runs the whole journey, `operators` are classes to derive a function from, `spark`
 reads the log in a user's own session, `testing` runs a function without a cluster, `values` decodes
 bytes into typed columns, `audit` keeps who did what in a chain, `cli` is the command line, and all
-modules may use `clock`, `config` (with `kafka_settings`, `kafka_listeners` and `references`),
-`hosts`, `retries`, `room`, `traces` and `verdicts`.
+modules may use `config`, `broker_config` (with `kafka_settings` and `kafka_listeners`), `clock`,
+`retries`, `room`, `traces` and `verdicts`.
 """
 
 import importlib

@@ -12,8 +12,8 @@ from pathlib import Path
 from pyspark.java_gateway import ensure_callback_server_started
 from tests.e2e.in_session import Pipeline
 
+from catchwater.pipeline.run.driver import zygote
 from catchwater.pipeline.spark import session
-from catchwater.pipeline.spark.zygote import zygote
 
 CLUSTER = {"spark.master": "local-cluster[2,1,1024]", "spark.executor.memory": "1g"}
 

@@ -321,8 +321,8 @@ def feed_cards(make_broker: Callable[..., Any], *, lasting: bool = False) -> Car
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A Spark session for all tests that put their pipelines together themselves."""
+    from catchwater.pipeline.run.driver import zygote
     from catchwater.pipeline.spark import session
-    from catchwater.pipeline.spark.zygote import zygote
 
     # Spark waits ten seconds for a Python process, which on a busy machine is less than a start of
     # Python takes; a fork is there at once.

@@ -24,8 +24,8 @@ from tests.s3 import make_bucket
 from tests.s3_faults import faulty_proxy
 
 from catchwater.pipeline.functions.declare import spec_of
+from catchwater.pipeline.run.driver import MEMORY
 from catchwater.pipeline.run.versions import find_function
-from catchwater.pipeline.spark.zygote import MEMORY
 from catchwater.recovery.savepoint.create import Source
 from catchwater.state import roll
 from catchwater.state.entries import Table

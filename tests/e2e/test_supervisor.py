@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.e2e.conftest import COMMAND, processes
 
-from catchwater.pipeline.spark.zygote import zygote
+from catchwater.pipeline.run.driver import zygote
 from catchwater.pipeline.supervise import Supervision, read_supervision
 from catchwater.recovery.folder import SUPERVISOR, holder
 

@@ -151,8 +151,8 @@ def look_here(file: Path) -> "tuple[PipelineConfig, Look]":
 
 def supervised(file: Path, config: "PipelineConfig", flags: Sequence[str]) -> None:
     """Run the pipeline until it ends or a signal comes; start it again when it fails."""
+    from catchwater.pipeline.run.driver import zygote
     from catchwater.pipeline.spark.session import make_class_archive_later
-    from catchwater.pipeline.spark.zygote import zygote
     from catchwater.pipeline.supervise import RESTARTS, Wanted, supervise
 
     command = [sys.executable, "-c", _MAIN, "pipeline", "run", str(file), "--stand-by", *flags]

@@ -42,13 +42,14 @@ from catchwater.pipeline.run.driver import (
     end_group,
     python_path,
     run_in,
+    scratch,
     settings_of,
     stop_requested,
+    zygote,
 )
 from catchwater.pipeline.run.versions import declared_in, find_module, name_of, part_sha256
 from catchwater.pipeline.spark import session
 from catchwater.pipeline.spark.session import JvmEnded
-from catchwater.pipeline.spark.zygote import scratch, zygote
 from catchwater.pipeline.workers import PRINTS
 from catchwater.recovery.checkpoint import last_commit
 from catchwater.recovery.folder import key_part

@@ -10,14 +10,20 @@ the driver then ends its whole process group at once, JVM included, and the next
 driver that fails leaves a `Report` in its checkpoint.
 """
 
+import fcntl
 import logging
 import os
+import shutil
 import signal
+import socket
+import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -30,9 +36,8 @@ from catchwater.config import CatchwaterError, Restart
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.run.versions import declared_in
-from catchwater.pipeline.spark import session
+from catchwater.pipeline.spark import launcher, session
 from catchwater.pipeline.spark.failure import Traces
-from catchwater.pipeline.spark.zygote import scratch, zygote
 from catchwater.recovery.folder import Lock
 from catchwater.recovery.ledger import FOLDER, read_json, url_of, write_whole
 from catchwater.recovery.remote import works_elsewhere
@@ -52,6 +57,16 @@ _ALL = 2**31 - 1
 
 GO = b"go\n"
 """The line by which a supervisor gives a driver its turn."""
+_LOCK = "lock"
+_MOST_BYTES = 25
+"""Of the temporary folder's path: sockets lie in the scratch folder, and theirs may have 103."""
+_ZYGOTE = "catchwater.pipeline.spark.zygote"
+MEMORY = {"MALLOC_ARENA_MAX": "1"}
+"""For glibc, if the user's environment does not say otherwise: threads that come and go with every
+epoch would each keep memory of their own, a quarter of what a worker has."""
+_SCRIPT = """#!/bin/sh
+exec '{python}' -IS '{launcher}' '{address}' '{python}' "$@"
+"""
 _WAKING = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 
 
@@ -324,3 +339,96 @@ def take_report(checkpoint: Path) -> Report | None:
 
 def _report_file(checkpoint: Path) -> Path:
     return checkpoint / FOLDER / "failure.json"
+
+
+# --- what a driver has beside it -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """A folder on local disk for what a process and its children leave while they run.
+
+    Spark's own files, sockets and notes of workers. It goes with its owner; of an owner that was
+    killed the next process that makes one removes it. It has an owner as long as anybody holds its
+    lock: the process that made it, and a child that was given the descriptor.
+    """
+
+    path: Path
+    descriptor: int
+    """Of its lock, for children that are to own it, too."""
+
+
+@contextmanager
+def scratch(clock: Clock = SYSTEM) -> Iterator[Scratch]:
+    """Make one, and remove those whose owners are dead; it is removed with its content."""
+    base = _base()
+    clear(base)
+    # The lock is taken before the folder has the name by which others find it.
+    fresh = Path(tempfile.mkdtemp(prefix=".", dir=base))
+    descriptor = os.open(fresh / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        path = fresh.rename(base / f"{os.getpid()}-{clock.token()[:6]}")
+        try:
+            yield Scratch(path, descriptor)
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+    finally:
+        os.close(descriptor)
+
+
+def clear(base: Path) -> None:
+    """Remove the folders there that nobody owns any more."""
+    for folder in base.iterdir():
+        if folder.name.startswith("."):
+            continue  # being made
+        with suppress(OSError), (folder / _LOCK).open("r+b") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _base() -> Path:
+    """Of this user; where another has taken its name, one for this process alone."""
+    within = tempfile.gettempdir()
+    if len(os.fsencode(within)) > _MOST_BYTES and os.access("/tmp", os.W_OK):
+        within = "/tmp"
+    base = Path(within) / f"catchwater-run-{os.getuid()}"
+    with suppress(FileExistsError):
+        base.mkdir(mode=0o700)
+    if base.is_symlink() or base.stat().st_uid != os.getuid():
+        return Path(tempfile.mkdtemp(prefix="catchwater-run-"))
+    return base
+
+
+@contextmanager
+def zygote(python_path: Sequence[str]) -> Iterator[str]:
+    """Start one (`spark.zygote`), and give the path of what Spark is to run as Python; ends it."""
+    with scratch() as own:
+        address = str(own.path / "zygote")
+        script = own.path / "python"
+        script.write_text(
+            _SCRIPT.format(python=sys.executable, launcher=launcher.__file__, address=address)
+        )
+        script.chmod(0o700)
+        path = [*python_path, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+        environment = {
+            **MEMORY,
+            **os.environ,
+            # As Spark has it for all of its Python processes: a key's hash is the same in each.
+            "PYTHONHASHSEED": "0",
+            "PYTHONPATH": os.pathsep.join(filter(None, path)),
+        }
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(address)
+            listener.listen(64)  # who asks before it is ready waits
+            descriptor = listener.fileno()
+            process = subprocess.Popen(
+                [sys.executable, "-m", _ZYGOTE, str(descriptor)],
+                stdin=subprocess.PIPE, pass_fds=[descriptor], env=environment,
+                process_group=0,  # a terminal's Ctrl-C is for who started it, also while it imports
+            )  # fmt: skip
+        with process:
+            try:
+                yield str(script)
+            finally:
+                process.kill()

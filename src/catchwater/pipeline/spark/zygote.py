@@ -3,95 +3,23 @@
 Spark starts Python afresh for its daemon of workers and for each streaming source, one after the
 other, and each loads Arrow, Spark's Python and our compiled loops: seconds of a start, which this
 process spends while the JVM is still starting. Spark gets a small script (`launcher`) as its
-interpreter.
+interpreter. Who starts it is `run.driver.zygote`.
 
 It has one thread of Python's, as a process that forks must. It ends when the process that started
 it does: its standard input ends then. A fork ends, with what it has started, when its launcher
 does: to end a driver and all that it has started, one need not know of the forks.
-
-A folder on local disk for what a process and its children leave while they run.
-
-Spark's own files, sockets and notes of workers. It goes with its owner; of an owner that was killed
-the next process that makes one removes it. It has an owner as long as anybody holds its lock: the
-process that made it, and a child that was given the descriptor.
 """
 
-import fcntl
 import gc
 import importlib
 import marshal
 import os
 import runpy
 import select
-import shutil
 import signal
 import socket
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
-
-from catchwater.clock import SYSTEM, Clock
-from catchwater.pipeline.spark import launcher
-
-_LOCK = "lock"
-_MOST_BYTES = 25
-"""Of the temporary folder's path: sockets lie in the scratch folder, and theirs may have 103."""
-
-
-@dataclass(frozen=True)
-class Scratch:
-    """One such folder."""
-
-    path: Path
-    descriptor: int
-    """Of its lock, for children that are to own it, too."""
-
-
-@contextmanager
-def scratch(clock: Clock = SYSTEM) -> Iterator[Scratch]:
-    """Make one, and remove those whose owners are dead; it is removed with its content."""
-    base = _base()
-    clear(base)
-    # The lock is taken before the folder has the name by which others find it.
-    fresh = Path(tempfile.mkdtemp(prefix=".", dir=base))
-    descriptor = os.open(fresh / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        path = fresh.rename(base / f"{os.getpid()}-{clock.token()[:6]}")
-        try:
-            yield Scratch(path, descriptor)
-        finally:
-            shutil.rmtree(path, ignore_errors=True)
-    finally:
-        os.close(descriptor)
-
-
-def clear(base: Path) -> None:
-    """Remove the folders there that nobody owns any more."""
-    for folder in base.iterdir():
-        if folder.name.startswith("."):
-            continue  # being made
-        with suppress(OSError), (folder / _LOCK).open("r+b") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _base() -> Path:
-    """Of this user; where another has taken its name, one for this process alone."""
-    within = tempfile.gettempdir()
-    if len(os.fsencode(within)) > _MOST_BYTES and os.access("/tmp", os.W_OK):
-        within = "/tmp"
-    base = Path(within) / f"catchwater-run-{os.getuid()}"
-    with suppress(FileExistsError):
-        base.mkdir(mode=0o700)
-    if base.is_symlink() or base.stat().st_uid != os.getuid():
-        return Path(tempfile.mkdtemp(prefix="catchwater-run-"))
-    return base
-
+from contextlib import suppress
 
 _PRELOADED = (
     "catchwater.pipeline.shard_epoch",
@@ -102,46 +30,6 @@ _PRELOADED = (
     "pyspark.worker",
 )
 """What daemon, workers and source need."""
-MEMORY = {"MALLOC_ARENA_MAX": "1"}
-"""For glibc, if the user's environment does not say otherwise: threads that come and go with every
-epoch would each keep memory of their own, a quarter of what a worker has."""
-_SCRIPT = """#!/bin/sh
-exec '{python}' -IS '{launcher}' '{address}' '{python}' "$@"
-"""
-
-
-@contextmanager
-def zygote(python_path: Sequence[str]) -> Iterator[str]:
-    """Start one, and give the path of what Spark is to run as Python; ends it."""
-    with scratch() as own:
-        address = str(own.path / "zygote")
-        script = own.path / "python"
-        script.write_text(
-            _SCRIPT.format(python=sys.executable, launcher=launcher.__file__, address=address)
-        )
-        script.chmod(0o700)
-        path = [*python_path, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-        environment = {
-            **MEMORY,
-            **os.environ,
-            # As Spark has it for all of its Python processes: a key's hash is the same in each.
-            "PYTHONHASHSEED": "0",
-            "PYTHONPATH": os.pathsep.join(filter(None, path)),
-        }
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(address)
-            listener.listen(64)  # who asks before it is ready waits
-            descriptor = listener.fileno()
-            process = subprocess.Popen(
-                [sys.executable, "-m", __spec__.name, str(descriptor)],
-                stdin=subprocess.PIPE, pass_fds=[descriptor], env=environment,
-                process_group=0,  # a terminal's Ctrl-C is for who started it, also while it imports
-            )  # fmt: skip
-        with process:
-            try:
-                yield str(script)
-            finally:
-                process.kill()
 
 
 def serve(listener: socket.socket) -> None:

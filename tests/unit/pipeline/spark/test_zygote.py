@@ -12,8 +12,8 @@ import pytest
 from tests.conftest import until
 
 from catchwater.pipeline import workers
+from catchwater.pipeline.run.driver import zygote
 from catchwater.pipeline.spark import launcher
-from catchwater.pipeline.spark.zygote import zygote
 
 TELLS = """
 import os, sys
