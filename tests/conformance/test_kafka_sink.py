@@ -31,11 +31,10 @@ from catchwater.sinks.base import (
     Staged,
     Superseded,
 )
+from catchwater.sinks.epochs import Archive, Owner, StagedFile
 from catchwater.sinks.kafka_client import Brokers
 from catchwater.sinks.kinds.kafka import LEDGER_TOPIC, KafkaSink, Terms
-from catchwater.sinks.marks import Owner
 from catchwater.sinks.reconcile import repair, verify
-from catchwater.sinks.staged import Archive, StagedFile
 from catchwater.wire.client import LATEST, Client
 
 _NUMBERS = itertools.count(1)
@@ -298,9 +297,9 @@ import json, sys, time
 from catchwater.clock import SYSTEM
 from catchwater.sinks.kafka_client import Brokers, Writer
 from catchwater.sinks.kinds.kafka import KafkaSink, Terms
-from catchwater.sinks.marks import Owner
+from catchwater.sinks.epochs import Owner
 from catchwater.sinks.base import Staged
-from catchwater.sinks.staged import Archive, StagedFile
+from catchwater.sinks.epochs import Archive, StagedFile
 import msgspec
 said = json.loads(sys.argv[1])
 archive = Archive(StagedFile(said["kept"], "staged/alerts"))

@@ -35,10 +35,10 @@ from catchwater.replay.subscription import Subscription
 from catchwater.sinks import kafka_client as client
 from catchwater.sinks.base import OutputRecord, Staged
 from catchwater.sinks.config import SinkContext, parse
+from catchwater.sinks.epochs import Archive, StagedFile
 from catchwater.sinks.kafka_client import NotAdmitted
 from catchwater.sinks.kinds.kafka import KIND, KafkaSink
 from catchwater.sinks.reconcile import verify
-from catchwater.sinks.staged import Archive, StagedFile
 from catchwater.wire.client import EARLIEST, LATEST, Client
 from catchwater.wire.connection import Connection, ConnectionLost
 from catchwater.wire.security.oauth import TokenRefused

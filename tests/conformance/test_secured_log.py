@@ -22,9 +22,9 @@ from catchwater.replay.control import Control
 from catchwater.replay.options import parse_options
 from catchwater.sinks.base import OutputRecord
 from catchwater.sinks.config import SinkContext, parse
+from catchwater.sinks.epochs import Archive, StagedFile
 from catchwater.sinks.kinds.log import KIND, LogSink
 from catchwater.sinks.reconcile import verify
-from catchwater.sinks.staged import Archive, StagedFile
 from catchwater.wire.client import LATEST, Client
 from catchwater.wire.connection import OPEN_S
 

@@ -18,7 +18,7 @@ from tests.conftest import until
 from tests.e2e.in_session import Pipeline, produce, read
 
 from catchwater.objects.seal import KeysNeeded
-from catchwater.sinks.staged import store_at
+from catchwater.sinks.epochs import store_at
 from catchwater.wire.client import Client
 
 pytestmark = pytest.mark.spark

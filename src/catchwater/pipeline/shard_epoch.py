@@ -52,7 +52,7 @@ from catchwater.pipeline.workers import Doing, notes
 from catchwater.recovery.folder import key_part
 from catchwater.recovery.ledger import CallEpoch, ShardEpoch
 from catchwater.sinks.base import RETRACTS_ID_HEADER, OutputRecord, Stager
-from catchwater.sinks.staged import store_at
+from catchwater.sinks.epochs import store_at
 from catchwater.state.entries import ShardState
 from catchwater.state.keys import HASH_BYTES
 from catchwater.state.log import StateLog

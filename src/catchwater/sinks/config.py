@@ -24,14 +24,14 @@ from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
+from urllib.parse import urlsplit
 
 from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError, ConfigError, duration_ms, nearest
 from catchwater.recovery.fenced import Claim
 from catchwater.replay.control import Control
 from catchwater.sinks.base import Sink, TargetState
-from catchwater.sinks.marks import Owner
-from catchwater.sinks.staged import Archive, StagedFile, staged_folder
+from catchwater.sinks.epochs import Archive, Owner, StagedFile, staged_folder
 from catchwater.wire.security.settings import UNSECURED, Security, is_ours, parse_security
 
 T = TypeVar("T")
@@ -452,6 +452,81 @@ def _way_out(key: str, values: Mapping[str, str], kind: Kind) -> str:
 
 
 # Opening
+
+
+# The options of a kind that writes to a topic
+
+
+def _registry_url(value: str) -> str:
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
+        raise ValueError("the URL of a schema registry without a login, such as http://host:8081")
+    return value
+
+
+@dataclass(frozen=True)
+class TopicOptions:
+    """The keys of a sink that writes to a topic."""
+
+    topic: str = option(topic, doc="the topic, which is made if it is missing")
+    partitions: int | None = option(count, None, doc="of a topic that has to be made")
+    value_format: str = option(
+        one_of("json", "avro", "protobuf"), "json", key="valueFormat", doc="of the values"
+    )
+    value_schema: str = option(
+        text, "", key="valueSchema",
+        doc="a schema, or the path of one; of Protobuf that of a descriptor set",
+    )  # fmt: skip
+    value_message: str = option(
+        text, "", key="valueMessage", doc="of Protobuf the message's full name"
+    )
+    registry_url: str = option(
+        _registry_url, "", key="schema.registry.url",
+        doc="a registry: each value begins with the id that its schema has there",
+    )  # fmt: skip
+    registry_login: str = option(
+        anything, "", key="schema.registry.basic.auth.user.info",
+        doc="`user:password`; best from the environment",
+    )  # fmt: skip
+    subject: str = option(
+        text, "", key="schema.registry.subject", doc="else the topic's name and `-value`"
+    )
+    register: bool = option(
+        flag, False, key="schema.registry.register",
+        doc="whether the schema is registered if it is not there",
+    )  # fmt: skip
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the values are JSON, as they leave their function."""
+        return self.value_format == "json" and not self.registry_url
+
+
+def check_together(options: TopicOptions) -> None:
+    """Refuse keys that contradict each other. Raises `ConfigError`."""
+    kind = options.value_format
+    if options.is_plain and (options.value_schema or options.value_message):
+        raise ConfigError(
+            "has a valueSchema or a valueMessage, and its values are plain JSON.",
+            hint="valueFormat is avro or protobuf, or schema.registry.url names a registry.",
+        )
+    if not options.is_plain and not options.value_schema:
+        raise ConfigError(
+            f"writes {kind}, and nothing says with which schema.",
+            hint="valueSchema is a schema or its path; of Protobuf the path of a descriptor set.",
+        )
+    if (kind == "protobuf") != bool(options.value_message):
+        raise ConfigError("has a valueMessage where valueFormat is protobuf, and only there.")
+    if not options.registry_url and (options.register or options.subject or options.registry_login):
+        raise ConfigError("has keys of a schema registry, and no schema.registry.url.")
+
+
+def check_values(config: SinkConfig, context: SinkContext) -> None:
+    """Refuse a schema that the outputs do not fit, as far as it shows. Raises `ConfigError`."""
+    if not config.options.is_plain:
+        from catchwater.sinks.topic_values import settings_of
+
+        settings_of(config, context)
 
 
 class PackageMissing(CatchwaterError):

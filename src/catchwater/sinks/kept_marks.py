@@ -13,7 +13,7 @@ import msgspec
 from catchwater.objects.base import ObjectMissing, ObjectStore
 from catchwater.objects.open import place
 from catchwater.recovery.fenced import parse_claim
-from catchwater.sinks.marks import Marks, Owner, decode_marks
+from catchwater.sinks.epochs import Marks, Owner, decode_marks
 
 
 class KeptMarks:

@@ -31,7 +31,7 @@ from catchwater.sinks.base import (
     Staged,
     checksum_of,
 )
-from catchwater.sinks.staged import StagedFile, store_at
+from catchwater.sinks.epochs import StagedFile, store_at
 from catchwater.wire.batch import BatchHeader, read_header
 from catchwater.wire.client import Client
 from catchwater.wire.security.settings import UNSECURED, Security

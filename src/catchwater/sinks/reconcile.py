@@ -19,7 +19,7 @@ from catchwater.sinks.base import (
     StagedRow,
     Truth,
 )
-from catchwater.sinks.staged import PieceDamaged
+from catchwater.sinks.epochs import PieceDamaged
 
 RANGE_ROWS = 1_000_000
 """Rows that are compared at a time, about 300 bytes each; an epoch is never divided."""

@@ -32,7 +32,7 @@ from catchwater.sinks.base import (
 )
 from catchwater.sinks.columns import Codec, RowUnfit, Values, codec_of, digest_of
 from catchwater.sinks.config import Guarantee, ImpossibleDelivery, SinkConfig
-from catchwater.sinks.marks import Mark, TargetEpochs, admit, refuse_superseded
+from catchwater.sinks.epochs import Mark, TargetEpochs, admit, refuse_superseded
 from catchwater.sinks.table_target import (
     UNDO_COLUMNS,
     Database,
@@ -46,7 +46,7 @@ from catchwater.sinks.table_target import (
 
 if TYPE_CHECKING:
     from catchwater.sinks.config import SinkContext
-    from catchwater.sinks.staged import Archive, StagedFile
+    from catchwater.sinks.epochs import Archive, StagedFile
 
 _SWEEP_EPOCHS = 64
 """Marks and undo rows are deleted for this many epochs at a time."""

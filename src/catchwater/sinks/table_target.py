@@ -19,7 +19,7 @@ from catchwater.config import ConfigError
 from catchwater.recovery.fenced import Claim, parse_claim
 from catchwater.sinks.base import TargetDiffers, TargetState, TargetTaken
 from catchwater.sinks.columns import ROW_COLUMNS, Column, ColumnKind
-from catchwater.sinks.marks import Owner, refuse_superseded
+from catchwater.sinks.epochs import Owner, refuse_superseded
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,55}(?:\.[A-Za-z_][A-Za-z0-9_]{0,55})?")
 

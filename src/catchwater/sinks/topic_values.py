@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -21,59 +20,14 @@ from catchwater.config import ConfigError
 from catchwater.objects.base import ObjectMissing
 from catchwater.sinks.base import OutputRecord, Staged, Stager
 from catchwater.sinks.columns import names_of
-from catchwater.sinks.config import anything, count, flag, one_of, option, text, topic
+from catchwater.sinks.config import TopicOptions
 from catchwater.values.settings import BadSchema, ValueFormat, ValueSettings
 
 if TYPE_CHECKING:
     from catchwater.sinks.config import SinkConfig, SinkContext
-    from catchwater.sinks.staged import Archive
+    from catchwater.sinks.epochs import Archive
     from catchwater.values.outputs import OutputValues
     from catchwater.values.registry import RegistryClient
-
-
-def _registry_url(value: str) -> str:
-    parts = urlsplit(value)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
-        raise ValueError("the URL of a schema registry without a login, such as http://host:8081")
-    return value
-
-
-@dataclass(frozen=True)
-class TopicOptions:
-    """The keys of a sink that writes to a topic."""
-
-    topic: str = option(topic, doc="the topic, which is made if it is missing")
-    partitions: int | None = option(count, None, doc="of a topic that has to be made")
-    value_format: str = option(
-        one_of("json", "avro", "protobuf"), "json", key="valueFormat", doc="of the values"
-    )
-    value_schema: str = option(
-        text, "", key="valueSchema",
-        doc="a schema, or the path of one; of Protobuf that of a descriptor set",
-    )  # fmt: skip
-    value_message: str = option(
-        text, "", key="valueMessage", doc="of Protobuf the message's full name"
-    )
-    registry_url: str = option(
-        _registry_url, "", key="schema.registry.url",
-        doc="a registry: each value begins with the id that its schema has there",
-    )  # fmt: skip
-    registry_login: str = option(
-        anything, "", key="schema.registry.basic.auth.user.info",
-        doc="`user:password`; best from the environment",
-    )  # fmt: skip
-    subject: str = option(
-        text, "", key="schema.registry.subject", doc="else the topic's name and `-value`"
-    )
-    register: bool = option(
-        flag, False, key="schema.registry.register",
-        doc="whether the schema is registered if it is not there",
-    )  # fmt: skip
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the values are JSON, as they leave their function."""
-        return self.value_format == "json" and not self.registry_url
 
 
 @dataclass(frozen=True)
@@ -96,35 +50,9 @@ def _encoder(values: "OutputValues") -> Any:
     return values.encoder()
 
 
-def check_together(options: TopicOptions) -> None:
-    """Refuse keys that contradict each other. Raises `ConfigError`."""
-    kind = options.value_format
-    if options.is_plain and (options.value_schema or options.value_message):
-        raise ConfigError(
-            "has a valueSchema or a valueMessage, and its values are plain JSON.",
-            hint="valueFormat is avro or protobuf, or schema.registry.url names a registry.",
-        )
-    if not options.is_plain and not options.value_schema:
-        raise ConfigError(
-            f"writes {kind}, and nothing says with which schema.",
-            hint="valueSchema is a schema or its path; of Protobuf the path of a descriptor set.",
-        )
-    if (kind == "protobuf") != bool(options.value_message):
-        raise ConfigError("has a valueMessage where valueFormat is protobuf, and only there.")
-    if not options.registry_url and (options.register or options.subject or options.registry_login):
-        raise ConfigError("has keys of a schema registry, and no schema.registry.url.")
-
-
 def kept_subject(options: TopicOptions) -> dict[str, str]:
     """See `Kind.keeps`: values that are written elsewhere have the schema that they had."""
     return {"subject": _subject(options)} if options.registry_url else {}
-
-
-def check_values(config: "SinkConfig", context: "SinkContext") -> None:
-    """Refuse a schema that the outputs do not fit, as far as it shows. Raises `ConfigError`."""
-    options: TopicOptions = config.options
-    if not options.is_plain:
-        _settings(config, context)
 
 
 def look_at_values(config: "SinkConfig", context: "SinkContext") -> None:
@@ -133,23 +61,19 @@ def look_at_values(config: "SinkConfig", context: "SinkContext") -> None:
 
     options: TopicOptions = config.options
     if options.registry_url:
-        schema = offered(_settings(config, context), _subject(options))
+        schema = offered(settings_of(config, context), _subject(options))
         _client(options).look(schema, register=options.register)
 
 
-def open_values(
-    config: "SinkConfig", context: "SinkContext", truth: "Archive"
-) -> "OutputValues | None":
-    """How the sink's values are encoded; None: they are JSON as they come.
+def open_values(config: "SinkConfig", context: "SinkContext", truth: "Archive") -> "OutputValues":
+    """How the sink's values are encoded, where they are not JSON as they come.
 
     Raises `BadSchema`, `SchemaRefused` and `SchemaUnavailable`.
     """
     from catchwater.values.outputs import OutputValues, offered
 
     options: TopicOptions = config.options
-    if options.is_plain:
-        return None
-    settings = _settings(config, context)
+    settings = settings_of(config, context)
     if not options.registry_url:
         return OutputValues(settings)
     schema = offered(settings, _subject(options))
@@ -177,7 +101,7 @@ def _client(options: TopicOptions) -> "RegistryClient":
     return RegistryClient(Registry(options.registry_url, login=options.registry_login))
 
 
-def _settings(config: "SinkConfig", context: "SinkContext") -> ValueSettings:
+def settings_of(config: "SinkConfig", context: "SinkContext") -> ValueSettings:
     """The settings with their schema, which the outputs' fields fit. Raises `ConfigError`."""
     from catchwater.values.outputs import OutputValues, check_outputs, output_settings
 

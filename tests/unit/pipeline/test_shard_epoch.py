@@ -24,7 +24,7 @@ from catchwater.pipeline.run.versions import publish
 from catchwater.pipeline.shard_epoch import Stage, run_stage
 from catchwater.recovery.ledger import ShardEpoch
 from catchwater.sinks.base import RETRACTS_ID_HEADER, OutputRecord, Staged
-from catchwater.sinks.staged import Archive, StagedFile
+from catchwater.sinks.epochs import Archive, StagedFile
 from catchwater.state.roll import EMPTY
 
 SHARDS = 2

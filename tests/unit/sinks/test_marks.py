@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from catchwater.sinks.base import EpochDiffers, EpochMissing, Superseded, TargetTaken
-from catchwater.sinks.marks import (
+from catchwater.sinks.epochs import (
     MOST_MARKS,
     Mark,
     Marks,

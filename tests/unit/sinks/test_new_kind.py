@@ -25,7 +25,7 @@ from pathlib import Path
 
 from catchwater.sinks.base import OutputRecord, RowId, TargetState, SinkRow, record_digest
 from catchwater.sinks.config import Guarantee, Kind, option, text
-from catchwater.sinks.marks import Mark, Marks, decode_marks
+from catchwater.sinks.epochs import Mark, Marks, decode_marks
 
 
 @dataclass(frozen=True)

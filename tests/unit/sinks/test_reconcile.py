@@ -20,8 +20,8 @@ from catchwater.sinks.base import (
     StagedRow,
     record_digest,
 )
+from catchwater.sinks.epochs import PieceDamaged
 from catchwater.sinks.reconcile import Finding, compare
-from catchwater.sinks.staged import PieceDamaged
 
 
 def row(epoch: int, at: int, key: bytes = b"k") -> StagedRow:

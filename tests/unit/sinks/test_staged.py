@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from catchwater.clock import Clock
 from catchwater.sinks.base import OutputRecord, RowId, Staged
-from catchwater.sinks.staged import Archive, PieceDamaged, StagedFile, staged_folder
+from catchwater.sinks.epochs import Archive, PieceDamaged, StagedFile, staged_folder
 
 records = st.lists(
     st.builds(

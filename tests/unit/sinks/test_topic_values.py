@@ -12,7 +12,7 @@ from tests.schema_registry import FakeRegistry, schema_registry
 from catchwater.config import ConfigError
 from catchwater.sinks.base import OutputRecord, Staged
 from catchwater.sinks.config import SinkContext, check_sink, parse
-from catchwater.sinks.staged import Archive, StagedFile
+from catchwater.sinks.epochs import Archive, StagedFile
 from catchwater.sinks.topic_values import Encoding, look_at_values, open_values
 from catchwater.values import registry as registries
 from catchwater.values.registry import SchemaRefused, SchemaUnavailable
@@ -107,7 +107,8 @@ def test_a_schema_that_outputs_do_not_fit_is_refused_before_a_start(
 
 
 def test_plain_json_needs_nothing_of_this(tmp_path: Path) -> None:
-    assert open_values(sink(), around(tmp_path, None), truth(tmp_path)) is None
+    assert sink().options.is_plain
+    check_sink(sink(), around(tmp_path, None))
 
 
 def test_a_schema_is_looked_up_once_and_its_id_kept_beside_the_checkpoint(

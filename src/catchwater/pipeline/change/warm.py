@@ -37,7 +37,7 @@ from catchwater.recovery.ledger import Ledger, refuse_url
 from catchwater.recovery.savepoint.create import Progress, Source
 from catchwater.recovery.savepoint.restore import CheckpointTaken, refuse_taken, restore
 from catchwater.sinks.base import Truth
-from catchwater.sinks.staged import Archive, StagedFile, staged_folder
+from catchwater.sinks.epochs import Archive, StagedFile, staged_folder
 
 # What two versions put out for the same epoch.
 

@@ -66,12 +66,12 @@ from catchwater.sinks.config import (
     without_secrets,
     without_user,
 )
+from catchwater.sinks.epochs import Mark, Marks, Owner
 from catchwater.sinks.kept_marks import KeptMarks
-from catchwater.sinks.marks import Mark, Marks, Owner
 
 if TYPE_CHECKING:
     from catchwater.sinks.config import SinkContext
-    from catchwater.sinks.staged import Archive, StagedFile
+    from catchwater.sinks.epochs import Archive, StagedFile
 
 T = TypeVar("T")
 

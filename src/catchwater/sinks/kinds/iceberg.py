@@ -51,8 +51,8 @@ from catchwater.sinks.config import (
     text,
     without_secrets,
 )
+from catchwater.sinks.epochs import Mark, Marks, Owner, decode_marks
 from catchwater.sinks.kinds.parquet import check_columns, files_guarantee
-from catchwater.sinks.marks import Mark, Marks, Owner, decode_marks
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
     from catchwater.sinks.arrow_columns import Columns
     from catchwater.sinks.config import SinkContext
-    from catchwater.sinks.staged import Archive, StagedFile
+    from catchwater.sinks.epochs import Archive, StagedFile
 
 MARKS_PROPERTY = "catchwater.marks"
 

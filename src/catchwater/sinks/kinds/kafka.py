@@ -44,21 +44,16 @@ from catchwater.sinks.config import (
     Guarantee,
     Kind,
     SinkConfig,
+    TopicOptions,
     anything,
+    check_together,
+    check_values,
     duration,
     option,
     options,
 )
-from catchwater.sinks.marks import Mark, Marks, Owner, decode_marks
-from catchwater.sinks.topic_values import (
-    Encoding,
-    TopicOptions,
-    check_together,
-    check_values,
-    kept_subject,
-    look_at_values,
-    open_values,
-)
+from catchwater.sinks.epochs import Mark, Marks, Owner, decode_marks
+from catchwater.sinks.topic_values import Encoding, kept_subject, look_at_values, open_values
 from catchwater.wire.security.settings import (
     OAUTHBEARER,
     PREFIXES,
@@ -73,8 +68,8 @@ if TYPE_CHECKING:
     from confluent_kafka import Message as Received
 
     from catchwater.sinks.config import SinkContext
+    from catchwater.sinks.epochs import Archive
     from catchwater.sinks.kafka_client import Brokers, Message, Offsets, Writer
-    from catchwater.sinks.staged import Archive
     from catchwater.values.outputs import OutputValues
     from catchwater.wire.security.oauth import OAuth
 
@@ -519,7 +514,7 @@ def _open(config: SinkConfig, context: "SinkContext", truth: "Archive") -> Kafka
         config.exactly_once,
         options.retry_ms,
     )
-    values = open_values(config, context, truth)
+    values = None if options.is_plain else open_values(config, context, truth)
     return KafkaSink(_brokers(config, context), terms, truth, context.clock, values)
 
 

@@ -41,23 +41,22 @@ from catchwater.sinks.base import (
     epoch_checksum,
     record_digest,
 )
-from catchwater.sinks.config import Guarantee, Kind, SinkConfig
-from catchwater.sinks.marks import Mark, Owner, TargetEpochs, admit, refuse_superseded
-from catchwater.sinks.topic_values import (
-    Encoding,
+from catchwater.sinks.config import (
+    Guarantee,
+    Kind,
+    SinkConfig,
     TopicOptions,
     check_together,
     check_values,
-    kept_subject,
-    look_at_values,
-    open_values,
 )
+from catchwater.sinks.epochs import Mark, Owner, TargetEpochs, admit, refuse_superseded
+from catchwater.sinks.topic_values import Encoding, kept_subject, look_at_values, open_values
 
 if TYPE_CHECKING:
     from catchwater.replay.control import Control, ControlRefused
     from catchwater.sinks.config import SinkContext
+    from catchwater.sinks.epochs import Archive
     from catchwater.sinks.log_stager import LogAppender, LogStager
-    from catchwater.sinks.staged import Archive
     from catchwater.values.outputs import OutputValues
 
 T = TypeVar("T")
@@ -593,7 +592,7 @@ def _look(config: SinkConfig, context: "SinkContext") -> TargetState:
 def _store_of(control: "Control") -> str:
     """Where to stage what the log is to read. Raises `ConfigError`, `StoreError`: it could not."""
     from catchwater.objects.open import KEYS, check_seal
-    from catchwater.sinks.staged import store_at
+    from catchwater.sinks.epochs import store_at
 
     url, is_sealed = control.storage()
     if is_sealed:
@@ -610,8 +609,8 @@ def _store_of(control: "Control") -> str:
 
 def _open(config: SinkConfig, context: "SinkContext", truth: "Archive") -> LogSink:
     """Creates the topic. Raises `NotOurLog` for a source that is no Catchwater log."""
+    from catchwater.sinks.epochs import staged_folder
     from catchwater.sinks.log_stager import LogAppender, LogStager
-    from catchwater.sinks.staged import staged_folder
     from catchwater.wire.client import Client
 
     control, owner = _ours(config, context), context.owner(config.name)
@@ -639,7 +638,7 @@ def _open(config: SinkConfig, context: "SinkContext", truth: "Archive") -> LogSi
         topic=options.topic,
         clock=context.clock,
         appender=None if config.exactly_once else appender,
-        values=open_values(config, context, truth),
+        values=None if options.is_plain else open_values(config, context, truth),
     )
 
 

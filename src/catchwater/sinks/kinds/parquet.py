@@ -59,13 +59,13 @@ from catchwater.sinks.config import (
     without_secrets,
     without_user,
 )
+from catchwater.sinks.epochs import Mark, Marks, Owner, decode_marks
 from catchwater.sinks.kept_marks import KeptMarks
-from catchwater.sinks.marks import Mark, Marks, Owner, decode_marks
 
 if TYPE_CHECKING:
     from catchwater.sinks.arrow_columns import Columns
     from catchwater.sinks.config import SinkContext
-    from catchwater.sinks.staged import Archive, StagedFile
+    from catchwater.sinks.epochs import Archive, StagedFile
 
 MARKS = "_catchwater/marks"
 
@@ -385,7 +385,7 @@ def _open(config: SinkConfig, context: "SinkContext", truth: "Archive") -> Parqu
 
 def _look(config: SinkConfig, context: "SinkContext") -> TargetState:
     """A folder that is not there is left so."""
-    from catchwater.sinks.staged import Archive, StagedFile
+    from catchwater.sinks.epochs import Archive, StagedFile
 
     parts = urlsplit(_url(config, context))
     if parts.scheme == "file" and not Path(unquote(parts.path)).exists():

@@ -15,8 +15,8 @@ from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.run.versions import Identity, OtherPipeline, bind
 from catchwater.sinks import kafka_client
 from catchwater.sinks.config import AT_LEAST_ONCE, SinkConfig, parse
+from catchwater.sinks.epochs import Marks
 from catchwater.sinks.kinds import kafka
-from catchwater.sinks.marks import Marks
 
 from .conftest import Shop
 

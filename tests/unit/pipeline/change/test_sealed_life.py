@@ -17,7 +17,7 @@ from catchwater.pipeline.change.upgrade import upgrade
 from catchwater.pipeline.run.run import prepare
 from catchwater.recovery.folder import home_of, refresh
 from catchwater.recovery.savepoint.signature import SavepointUntrusted
-from catchwater.sinks.staged import store_at
+from catchwater.sinks.epochs import store_at
 
 from .conftest import FROM_V1, Shop
 from .test_at_url import ShopAtUrl

@@ -21,11 +21,10 @@ from catchwater.sinks.base import (
     Superseded,
 )
 from catchwater.sinks.config import SinkContext, parse
+from catchwater.sinks.epochs import Archive, Owner, StagedFile
 from catchwater.sinks.kafka_client import Brokers, Message, RecordRefused, Writer
 from catchwater.sinks.kinds.kafka import KIND, LEDGER_TOPIC, KafkaSink, Terms
-from catchwater.sinks.marks import Owner
 from catchwater.sinks.reconcile import repair, verify
-from catchwater.sinks.staged import Archive, StagedFile
 
 
 class Record:

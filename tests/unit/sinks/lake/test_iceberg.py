@@ -32,9 +32,8 @@ from catchwater.sinks.base import (
     TargetTaken,
 )
 from catchwater.sinks.config import SinkContext, parse
+from catchwater.sinks.epochs import Archive, Owner, StagedFile
 from catchwater.sinks.kinds.iceberg import KIND, IcebergSink
-from catchwater.sinks.marks import Owner
-from catchwater.sinks.staged import Archive, StagedFile
 
 
 class Alert(msgspec.Struct):

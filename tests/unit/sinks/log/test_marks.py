@@ -5,8 +5,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from catchwater.sinks.epochs import Mark, Owner
 from catchwater.sinks.kinds.log import WITHDRAWN, LogMarks
-from catchwater.sinks.marks import Mark, Owner
 
 
 class FakeControl:

@@ -18,10 +18,9 @@ from catchwater.sinks.base import (
     TargetDiffers,
 )
 from catchwater.sinks.config import SinkContext, open_sink, parse
+from catchwater.sinks.epochs import Archive, Owner, StagedFile
 from catchwater.sinks.kinds.log import LogMarks, LogSink, NotOurLog
 from catchwater.sinks.log_stager import LogStager
-from catchwater.sinks.marks import Owner
-from catchwater.sinks.staged import Archive, StagedFile
 
 
 class FakeControl:

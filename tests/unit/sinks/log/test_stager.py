@@ -9,6 +9,7 @@ from catchwater.clock import Clock
 from catchwater.log.format import chunk
 from catchwater.sinks import log_stager as module
 from catchwater.sinks.base import OutputRecord, Staged, checksum_of
+from catchwater.sinks.epochs import Archive, StagedFile
 from catchwater.sinks.log_stager import (
     LogAppender,
     LogStager,
@@ -16,7 +17,6 @@ from catchwater.sinks.log_stager import (
     murmur2,
     partition_of,
 )
-from catchwater.sinks.staged import Archive, StagedFile
 from catchwater.wire.arrow import decode, place
 from catchwater.wire.security.settings import Security
 

@@ -21,9 +21,8 @@ from catchwater.sinks.base import (
 )
 from catchwater.sinks.columns import RowUnfit, codec_of
 from catchwater.sinks.config import parse
+from catchwater.sinks.epochs import Archive, Owner, StagedFile
 from catchwater.sinks.kinds.sqlite import SqliteDatabase
-from catchwater.sinks.marks import Owner
-from catchwater.sinks.staged import Archive, StagedFile
 from catchwater.sinks.table import TableSink
 from catchwater.sinks.table_target import Writer
 

@@ -10,8 +10,8 @@ import pytest
 from catchwater.config import ConfigError
 from catchwater.sinks.base import TargetDiffers, TargetState, TargetTaken
 from catchwater.sinks.columns import Column
+from catchwater.sinks.epochs import Owner
 from catchwater.sinks.kinds.sqlite import SqliteDatabase
-from catchwater.sinks.marks import Owner
 from catchwater.sinks.table_target import Target, Writer
 
 COLUMNS = [Column("card", "text"), Column("amount", "real")]

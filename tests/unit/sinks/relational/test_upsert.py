@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from catchwater.sinks.columns import Column
+from catchwater.sinks.epochs import Owner
 from catchwater.sinks.kinds.sqlite import SqliteDatabase
-from catchwater.sinks.marks import Owner
 from catchwater.sinks.table import NO_ROW, put_back, replace_rows
 from catchwater.sinks.table_target import Target, Writer
 
