@@ -23,6 +23,7 @@ from typing import Self
 from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError, ConfigError
 from catchwater.objects.open import join
+from catchwater.pipeline.epochs import RestoreWatch
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.run import versions
 from catchwater.pipeline.run.backfill import BACKFILLS
@@ -30,7 +31,6 @@ from catchwater.pipeline.run.config import DEAD_LETTER, PipelineConfig, ValueCon
 from catchwater.pipeline.run.versions import FunctionCode, Identity, find_function, is_target
 from catchwater.recovery import checkpoint, pins, remote
 from catchwater.recovery.contract import LogState, PartitionTail, check_covered
-from catchwater.recovery.estimate import RestoreWatch
 from catchwater.recovery.folder import home_of, key_part
 from catchwater.recovery.ledger import SourceOffset, url_of
 from catchwater.recovery.savepoint.create import Progress, Source, create

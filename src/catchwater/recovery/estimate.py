@@ -12,9 +12,10 @@ until no more is left than comes in `near`, as behind every ordinary epoch. Wher
 fast as the pipeline can work there is no end: `never`.
 
 The constants are those of restores measured before, else cautious defaults, and an estimate names
-what it assumes. A restore is measured while it happens: it begins with the pipeline's process and
-is over when an epoch ends near the end that the log has by then. It is measured only where there
-was something to catch up with; else the time would be that of waiting for input.
+what it assumes. A restore is measured while it happens (`pipeline.epochs`): it begins with the
+pipeline's process and is over when an epoch ends near the end that the log has by then. It is
+measured only where there was something to catch up with; else the time would be that of waiting
+for input.
 
 How long a failure went unnoticed is measured by a sign of life: a file that a driver touches all
 the time and takes away when it stops as it was asked.
@@ -24,13 +25,12 @@ read by others.
 """
 
 import os
-from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import msgspec
 
@@ -38,7 +38,6 @@ from catchwater.recovery.ledger import (
     EpochEntry,
     Ledger,
     LedgerDamaged,
-    parts_ms,
     read_lines,
     write_whole,
 )
@@ -405,204 +404,14 @@ def records_of(entry: EpochEntry) -> int:
     )
 
 
-WINDOW_MS = 300_000
-NOW_MS = 60_000
-_LOOK_MS = 5_000
-"""Ends of the log are remembered no more often than this."""
-_LEAST_WORK_MS = 100.0
-"""Less time in functions and sinks than this is the fixed cost of an epoch, with any content."""
-_SATURATED_MS = 30_000
-"""A pipeline that falls behind for less has met a burst."""
-_BUSY, _KEPT_UP = 0.8, 0.95
-
-
-class _Ran(NamedTuple):
-    """One epoch, as far as the pace goes."""
-
-    ended_ms: int
-    records: int
-    busy_ms: int
-    """How long it was under way."""
-    work_ms: float
-    """How long its functions and sinks took; 0: not measured."""
-
-
-class PaceMeter:
-    """Measures a running pipeline's pace over the last five minutes."""
-
-    def __init__(self) -> None:
-        self._ends: deque[tuple[int, dict[tuple[str, int], int]]] = deque()
-        """When, and where the log ended; oldest first."""
-        self._epochs: deque[_Ran] = deque()
-
-    def look(self, tail: Tail, now_ms: int) -> None:
-        """Where the log ends now."""
-        if len(self._ends) > 1 and now_ms - self._ends[-2][0] < _LOOK_MS:
-            self._ends.pop()
-        self._ends.append((now_ms, dict(tail)))
-        while len(self._ends) > 2 and self._ends[0][0] < now_ms - WINDOW_MS:
-            self._ends.popleft()
-
-    def epoch_done(self, entry: EpochEntry) -> None:
-        """An epoch that was committed; in their order."""
-        began_ms = entry.end.clock_ms  # an old one, where the epoch is a replayed one
-        if self._epochs:
-            began_ms = max(began_ms, self._epochs[-1].ended_ms)
-        elif entry.run_ms:
-            began_ms = max(began_ms, entry.finished_ms - round(entry.run_ms))
-        busy_ms = max(1, entry.finished_ms - began_ms)
-        parts = parts_ms(entry)
-        work_ms = parts["function"] + parts["sinks"] if parts else 0.0
-        if entry.total("rebuilt_bytes"):
-            work_ms = 0.0  # and most of it was reading state
-        self._epochs.append(_Ran(entry.finished_ms, records_of(entry), busy_ms, work_ms))
-        while self._epochs[0].ended_ms < entry.finished_ms - WINDOW_MS:
-            self._epochs.popleft()
-
-    def pace(self) -> Pace:
-        """As far as it is known."""
-        input_per_s, longer_per_s = (self._input_per_s(each) for each in (NOW_MS, WINDOW_MS))
-        if not self._epochs:
-            return Pace(input_per_s, longer_per_s=longer_per_s)
-        records = sum(each.records for each in self._epochs)
-        busy_ms = sum(each.busy_ms for each in self._epochs)
-        first = self._epochs[0]
-        span_ms = self._epochs[-1].ended_ms - first.ended_ms + first.busy_ms
-        kept_up = records >= _KEPT_UP * longer_per_s * span_ms / 1000
-        return Pace(
-            input_per_s=input_per_s,
-            longer_per_s=longer_per_s,
-            busy_per_s=1000 * records / busy_ms,
-            saturated=not kept_up and span_ms >= _SATURATED_MS and busy_ms >= _BUSY * span_ms,
-            kept_up=kept_up and span_ms >= _SATURATED_MS,
-            interval_s=span_ms / 1000 / len(self._epochs),
-            near_s=_near_s(median(each.busy_ms for each in self._epochs)),
-            work_per_s=self._work_per_s(),
-        )
-
-    def _work_per_s(self) -> float:
-        read = [each for each in self._epochs if each.records]
-        long = [each for each in read if each.work_ms >= _LEAST_WORK_MS]
-        if not long or 2 * len(long) < len(read):
-            return 0.0
-        return 1000 * sum(each.records for each in long) / sum(each.work_ms for each in long)
-
-    def _input_per_s(self, window_ms: int) -> float:
-        if len(self._ends) < 2:
-            return 0.0
-        now_ms, now = self._ends[-1]
-        # From the last look before the window: an idle pipeline has none in it.
-        earlier = [each for each in self._ends if each[0] <= now_ms - window_ms]
-        began_ms, before = earlier[-1] if earlier else self._ends[0]
-        came = sum(max(0, now[key] - end) for key, end in before.items() if key in now)
-        return 1000 * came / max(1, now_ms - began_ms)
-
-
-_STEADY = 0.97
-"""So much of what was left after one epoch, or more, is left after the next when it is steady."""
-
-
-class RestoreWatch:
-    """Watches the epochs of one start, from `began_s` (monotonic) on.
-
-    `tail` is the log's end when the start has looked at it, at `looked_s`. An epoch always ends
-    behind what came while it ran; so the restore is over when no more is left than comes in
-    `near_s`, or when what is left is only that and has ceased to become less. `foretold` is what
-    the contract had said of it, which is kept beside what it took.
-    """
-
-    def __init__(
-        self,
-        began_s: float,
-        tail: Tail,
-        tasks: int,
-        *,
-        looked_s: float | None = None,
-        near_s: float = LEAST_NEAR_S,
-        scheduling_s: float | None = None,
-        detection_s: float | None = None,
-        foretold: Estimate | None = None,
-    ) -> None:
-        self._began_s = began_s
-        self._foretold = foretold
-        self._tail = tail
-        self._tasks = tasks
-        self._looked_s = began_s if looked_s is None else looked_s
-        self._near_s = near_s
-        self._scheduling_s, self._detection_s = scheduling_s, detection_s
-        self._first: EpochEntry | None = None
-        self._first_end_s = 0.0
-        self._records = 0
-        self._before = (0, 0)
-        """Behind the last epoch: what had come since the start, and what was left."""
-
-    def epoch_done(
-        self, entry: EpochEntry, now_s: float, tail: Tail | None = None
-    ) -> RestoreSample | None:
-        """Take an epoch that was committed; the sample, once it is near the log's end.
-
-        `tail` is where the log ends now; None: where it ended at the start.
-        """
-        if self._first is None:
-            self._first, self._first_end_s = entry, now_s
-        else:
-            self._records += records_of(entry)
-        if not self._is_over(entry, now_s, self._tail if tail is None else tail):
-            return None
-        first = self._first
-        state_s = sum(shard.restore_s for shard in first.shards) / self._tasks
-        # What Spark did for it, beside rebuilding state; 0 where that was not measured.
-        worked_s = (first.run_ms + sum(first.sink_ms.values())) / 1000 if first.run_ms else 0.0
-        first_s = max(0.0, worked_s - state_s)
-        startup_s = self._first_end_s - self._began_s - state_s - first_s
-        rebuilt = first.total("rebuilt_bytes")
-        return RestoreSample(
-            epoch=first.epoch,
-            startup_s=round(max(0.0, startup_s), 3),
-            state_bytes=rebuilt,
-            state_s=round(state_s, 3),
-            replay_records=self._records,
-            replay_s=round(now_s - self._first_end_s, 3),
-            first_records=records_of(first) if first_s else 0,
-            first_s=round(first_s, 3),
-            scheduling_s=self._scheduling_s,
-            detection_s=self._detection_s,
-            estimated_s=self._estimated_s(rebuilt),
-        )
-
-    def _estimated_s(self, rebuilt_bytes: int) -> float | None:
-        told = self._foretold
-        if told is None:
-            return None
-        return told.seconds if rebuilt_bytes or told.with_local_s is None else told.with_local_s
-
-    def _is_over(self, entry: EpochEntry, now_s: float, tail: Tail) -> bool:
-        came = sum(max(0, tail.get(key, end) - end) for key, end in self._tail.items())
-        left = self._left(entry, {key: tail.get(key, end) for key, end in self._tail.items()})
-        (came_before, left_before), self._before = self._before, (came, left)
-        if self._left(entry, self._tail):
-            return False
-        input_per_s = came / max(now_s - self._looked_s, _LEAST_S)
-        if left <= input_per_s * self._near_s:
-            return True
-        return left <= came - came_before and _STEADY * left_before <= left <= left_before
-
-    @staticmethod
-    def _left(entry: EpochEntry, tail: Tail) -> int:
-        offsets = entry.end.offsets
-        return sum(
-            max(0, end - offsets.get(topic, {}).get(str(partition), 0))
-            for (topic, partition), end in tail.items()
-        )
-
-
 def near_s(entries: Sequence[EpochEntry]) -> float:
     """How near the log's end is near, seconds: twice what an epoch took before the failure."""
     took = [entry.finished_ms - entry.end.clock_ms for entry in entries]
-    return _near_s(median(took) if took else 0.0)
+    return near_of(median(took) if took else 0.0)
 
 
-def _near_s(usual_ms: float) -> float:
+def near_of(usual_ms: float) -> float:
+    """The same, of what an epoch usually takes, ms."""
     return max(LEAST_NEAR_S, 2 * usual_ms / 1000)
 
 

@@ -2,7 +2,7 @@
 
 A driver that starts with something to catch up with says so in `catchwater/catching-up.json`: from
 where to where each partition is read, and where the shards' local copies lie; it moves the ends on
-with the log, and takes the file away when the restore is over (`estimate.RestoreWatch`). A task
+with the log, and takes the file away when the restore is over (`epochs.RestoreWatch`). A task
 that reads a shard's state notes how far it is beside the shard's local copy (`state.store`), which
 only processes on its machine see. Partitions get on by epochs: one epoch may be all there is.
 

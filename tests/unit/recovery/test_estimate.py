@@ -7,15 +7,14 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from catchwater.pipeline.epochs import PaceMeter, RestoreWatch
 from catchwater.recovery.estimate import (
     DEFAULT_DETECTION_S,
     DEFAULT_REPLAY_RECORDS_PER_S,
     DEFAULT_SCHEDULING_S,
     DEFAULT_STARTUP_S,
     Pace,
-    PaceMeter,
     RestoreSample,
-    RestoreWatch,
     estimate,
     near_s,
 )

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from catchwater.pipeline.epochs import RestoreWatch
 from catchwater.recovery.estimate import (
     Estimate,
     RestoreSample,
-    RestoreWatch,
     add_sample,
     down_s,
     last_alive_ms,
