@@ -6,7 +6,7 @@ is there, until the input has been caught up with. Input goes on meanwhile. So w
 replayed is the tail at the failure and all that comes until the end of it is reached:
 
     down = detection + scheduling + session + state
-    replay = (tail + input rate * (down - near)) / (capacity - input rate)
+    replay = (tail + input rate * max(0, down - near)) / (capacity - input rate)
 
 until no more is left than comes in `near`, as behind every ordinary epoch. Where the input comes as
 fast as the pipeline can work there is no end: `never`.
@@ -251,8 +251,9 @@ def estimate(
         left, down_s = capacity / slower - arriving, constants.down_s(state_bytes)
         if left <= 0:
             return None
-        behind = tail + arriving * (down_s * slower - pace.near_s)
-        return down_s * slower + max(0.0, behind) / left
+        # What was there at the failure is read whole, however long the epochs before it took.
+        behind = tail + arriving * max(0.0, down_s * slower - pace.near_s)
+        return down_s * slower + behind / left
 
     tail = replay_records + arriving * pace.interval_s / 2
     seconds = caught_up_s(tail, 1.0)

@@ -4,7 +4,7 @@ from statistics import median
 
 import msgspec
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from catchwater.pipeline.epochs import PaceMeter, RestoreWatch
@@ -222,6 +222,7 @@ paces = st.builds(
 )  # fmt: skip
 
 
+@example([], 0, 1, 1, Pace(0.0, 2.0, True, interval_s=0.0, near_s=22.0))
 @given(samples_drawn, st.integers(0, 10**10), st.integers(0, 10**9), st.integers(1, 10**6), paces)
 def test_more_to_replay_and_more_input_never_take_less_time(
     samples: list[RestoreSample], state: int, records: int, more: int, pace: Pace
