@@ -240,6 +240,9 @@ def correct(
         reason = f"All rows are there once, but {what} not handled."
         return Verdict("warn", reason, f"catchwater pipeline status {file}")
     rows = sum(each.rows for each in compared)
+    if not rows:
+        reason = "No rows were put out in the epochs that were compared, and none are there."
+        return Verdict("ok", reason, verify)
     return Verdict("ok", f"{rows} of {rows} rows that were compared are there once.", verify)
 
 

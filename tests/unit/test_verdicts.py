@@ -26,6 +26,7 @@ def changed(compared: Compared, **fields: Any) -> Compared:
     ("verdict", "state", "says"),
     [
         (correct(GOOD), "ok", "100 of 100 rows that were compared are there once."),
+        (correct(changed(GOOD, rows=0)), "ok", "No rows were put out in the epochs that were"),
         (correct(), "unknown", "The sink alerts has not been compared with what was put out."),
         (correct(GOOD, sinks=("alerts", "late")), "unknown", "The sink late has not been"),
         (correct(changed(GOOD, missing=1)), "fail", "put out: 1 missing."),

@@ -316,10 +316,11 @@ def agreed(plan: str, *, dry_run: bool, yes: bool) -> bool:
 
 
 def print_finding(verdict: str, name: str, found: str, mend: str = "", *, width: int = 14) -> None:
-    """Print the result of a check on a line: ok, warn or fail, and what to do next."""
+    """Print the result of a check on a line: ok, warn, fail or unknown, and what to do next."""
     from rich.text import Text
 
-    marks = {"ok": ("✔", "green"), "warn": ("⚠", "yellow"), "fail": ("✘", "red")}
+    marks = {"ok": ("✔", "green"), "warn": ("⚠", "yellow"), "fail": ("✘", "red"),
+             "unknown": ("?", "dim")}  # fmt: skip
     line = Text.assemble(marks[verdict], f" {name:<{width}} {found}")
     if mend:
         line.append(f"  →  {mend}", style="bold")

@@ -394,12 +394,14 @@ class _Dev:
 
     def _watch(self, seen: "Seen", files: dict[str, tuple[int, int]]) -> None:
         """Until it is to stop. Raises `BrokerGone`."""
+        from catchwater.pipeline.workers import ended
+
         self._send_lines(seen)
         is_wrong = False
         while not self._stop.requested:
             if self._broker is not None and (failure := self._broker.ended()) is not None:
                 raise BrokerGone(
-                    f"The broker ended: {failure}",
+                    f"The broker {ended(failure.exit_code)}.",
                     hint=f"Read {Path(seen.folder) / '.catchwater' / 'broker.log'}.",
                 )
             self._look_after_driver(seen)

@@ -64,7 +64,13 @@ def diagnose(
         print_finding("warn", finding.cause, f"{finding.subject}: {finding.measured}.", width=20)
         typer.echo(f"    why   {finding.why}")
         typer.echo(f"    next  ({finding.change}) {finding.next}")
-    if not found:
+    if not measured.entries and not found:
+        print_finding(
+            "unknown", "not known", "whether anything will hold it back: nothing ran yet."
+        )
+    elif not found and unknown:
+        print_finding("unknown", "nothing", "of what was measured holds it back; not all was.")
+    elif not found:
         print_finding("ok", "nothing", "of what was measured holds it back.")
     raise typer.Exit(WARNS if found else 0)
 

@@ -7,10 +7,12 @@ import os
 import sys
 from collections.abc import Sequence
 from shutil import get_terminal_size
+from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote
 
 import typer
+from msgspec.structs import replace
 
 from catchwater.cli.console import AsJson, noun, print_json
 from catchwater.config import CatchwaterError
@@ -60,26 +62,47 @@ def top(
         print_json(asked.request("GET", path))
         return
     terminal = sys.stdout.isatty()
+    last: View | None = None
     while not once and terminal:
-        try:
-            lines = _asked(asked, path)
-        except CatchwaterError as error:
-            lines = [paint("unknown", f"unknown: {error}")]
         size = get_terminal_size()
+        try:
+            last = _asked(asked, path)
+            lines = drawn(last, size.columns)
+        except CatchwaterError as error:
+            lines = silent(last, error, size.columns)
         shown = "".join(f"{line}\x1b[K\n" for line in lines[: size.lines - 1])
         typer.echo(f"\x1b[H{shown}\x1b[J", nl=False)
         sys.stdout.flush()
         SYSTEM.pause(_EVERY_S)
-    typer.echo("\n".join(_asked(asked, path)))
+    typer.echo("\n".join(drawn(_asked(asked, path), get_terminal_size().columns)))
 
 
-def _asked(control: "Control", path: str) -> list[str]:
+def _asked(control: "Control", path: str) -> "View":
     import msgspec
 
     from catchwater.web.view import View
 
-    view = msgspec.convert(control.request("GET", path), View)
-    return drawn(view, get_terminal_size().columns)
+    return msgspec.convert(control.request("GET", path), View)
+
+
+def silent(last: "View | None", error: CatchwaterError, width: int) -> list[str]:
+    """Why there is no page, and what was known last: what was good then is unknown now."""
+    lines = [paint("fail", line) for line in wrap(str(error), width)]
+    lines += wrap(error.hint or "", width)
+    if last is None or not last.pipelines:
+        return lines
+    from catchwater.web.words import moment
+
+    lines += ["", f"As of {moment(last.at_ms)[11:]} UTC, the last answer:"[:width]]
+    for head in last.pipelines:
+        now = [
+            replace(each, mark="unknown", reason="The broker does not answer.")
+            if each.mark == "ok"
+            else each
+            for each in head.verdicts
+        ]
+        lines += ["", *_pipeline(replace(head, verdicts=now), width)]
+    return lines
 
 
 def drawn(view: "View", width: int) -> list[str]:
@@ -99,7 +122,9 @@ def _pipeline(head: "Head", width: int) -> list[str]:
     lines = [_bold(f"{head.name}  {head.about}  {head.state}"[:width])]
     for each in head.verdicts:
         state = paint(each.mark, f"{_SIGNS.get(each.mark, ' ')} {each.mark:<8}")
-        lines.append(f"  {each.of:<12} {state} {each.reason[: max(10, width - 26)]}")
+        first, *more = wrap(each.reason, max(14, width - 26)) or [""]
+        lines.append(f"  {each.of:<12} {state} {first}")
+        lines += [f"{'':<26}{line}" for line in more]
         if each.command and each.mark != "ok":
             lines.append(f"{'':<26}→ {each.command}"[:width])
     return lines

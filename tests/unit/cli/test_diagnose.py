@@ -22,7 +22,7 @@ def test_what_cannot_be_asked_is_said_and_finds_nothing(
     assert answer.code == 0, answer.out
     assert "not known: no broker at 127.0.0.1:1 answers" in answer.err
     assert "the last 3 epochs, ms each: source" in answer.out
-    assert "nothing" in answer.out and "holds it back" in answer.out
+    assert "? nothing " in answer.out and "holds it back; not all was." in answer.out
 
 
 def test_a_planted_hot_key_is_named_with_what_helps(catchwater: Any, pipeline_file: Path) -> None:
@@ -48,6 +48,7 @@ def test_a_pipeline_that_never_ran_has_nothing_to_say(catchwater: Any, tmp_path:
     file.write_text(file.read_text().replace("9092", "1"))
     answer = catchwater("diagnose", file)
     assert answer.code == 0 and "the last 0 epochs, ms each: not measured yet" in answer.out
+    assert "? not known" in answer.out and "✔" not in answer.out
     missing = catchwater("diagnose", tmp_path / "absent.toml")
     assert missing.code != 0 and "There is no pipeline file" in missing.err
 

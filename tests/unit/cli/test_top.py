@@ -4,7 +4,8 @@ import pytest
 from tests.unit.web.reports import NOW_MS, report
 
 from catchwater.cli import demo
-from catchwater.cli.top import drawn, paint
+from catchwater.cli.top import drawn, paint, silent
+from catchwater.config import CatchwaterError
 from catchwater.verdicts import Verdict
 from catchwater.web import of_pipelines
 
@@ -19,6 +20,25 @@ def test_a_pipeline_shows_its_verdicts_and_what_to_type_next() -> None:
     assert "recoverable  ✔ ok" in text
     assert "Is it keeping up?" in text
     assert max(map(len, lines)) <= 80
+
+
+def test_a_long_reason_is_wrapped_and_not_cut() -> None:
+    why = "The sink alerts differs: 1 altered, 2 missing, and the broker has not said why that is."
+    seen = of_pipelines.PipelineSeen(report(fresh=Verdict("warn", why, "x")), [], [], [], None)
+    lines = drawn(of_pipelines.pipeline(seen, NOW_MS), 60)
+    first = next(at for at, line in enumerate(lines) if "fresh " in line)
+    assert " ".join(line[26:].strip() for line in lines[first : first + 3]) == why
+
+
+def test_a_broker_that_is_silent_leaves_what_was_known_and_nothing_green() -> None:
+    away = CatchwaterError("The control API did not answer.", hint="Is the broker running?")
+    assert silent(None, away, 80) == [str(away), "Is the broker running?"]
+    wrong = Verdict("fail", "1 altered.", "catchwater sink verify c.toml")
+    seen = of_pipelines.PipelineSeen(report(correct=wrong), [], [], [], None)
+    text = "\n".join(silent(of_pipelines.pipeline(seen, NOW_MS), away, 80))
+    assert "As of 14:13:20 UTC, the last answer:" in text
+    assert "✘ fail     1 altered." in text and "✔" not in text
+    assert text.count("? unknown  The broker does not answer.") == 2
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
