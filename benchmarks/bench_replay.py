@@ -18,7 +18,7 @@ from benchmarks.our_broker import catchwater_broker
 from benchmarks.replay.records import SCHEMA, Shape, fill
 from benchmarks.replay.sessions import PEER, Session
 from catchwater.replay.control import Control
-from catchwater.replay.plan import Wanted
+from catchwater.replay.plan import OffsetRange
 from catchwater.wire.client import EARLIEST, LATEST, Client
 from catchwater.wire.codecs import Codec
 
@@ -136,7 +136,7 @@ def wait_for_parquet(bootstrap: str, control_url: str, topic: str) -> None:
         parts = list(client.metadata([topic]).leaders)
         first = client.list_offsets({part: EARLIEST for part in parts})
         end = client.list_offsets({part: LATEST for part in parts})
-    wanted = [Wanted(*part, first[part], end[part]) for part in parts]
+    wanted = [OffsetRange(*part, first[part], end[part]) for part in parts]
     deadline = time.monotonic() + _PARQUET_S
     while not all(each.parquet for each in control.plan(wanted).ranges):
         if time.monotonic() > deadline:

@@ -23,7 +23,7 @@ from tests.conformance.corpus import (
 )
 
 from catchwater.replay.control import Control
-from catchwater.replay.plan import CLEANED, SEGMENT, PlanRange, Wanted
+from catchwater.replay.plan import CLEANED, SEGMENT, OffsetRange, PlanRange
 from catchwater.wire.arrow import place
 from catchwater.wire.client import Client
 
@@ -151,7 +151,7 @@ class PackedCorpus(Corpus):
         """Where the topic's records lie, as one who reads everything is told."""
         control = Control(self.broker.control_url)
         offsets = control.request("GET", f"/api/v1/topics/{topic}")["offsets"]
-        wanted = [Wanted(topic, p["partition"], 0, p["high_watermark"]) for p in offsets]
+        wanted = [OffsetRange(topic, p["partition"], 0, p["high_watermark"]) for p in offsets]
         return list(control.plan(wanted).ranges)
 
 

@@ -14,7 +14,7 @@ from catchwater.replay import pin as pin_module
 from catchwater.replay.control import Control
 from catchwater.replay.offsets import HistoryLost
 from catchwater.replay.options import parse_options
-from catchwater.replay.plan import Wanted
+from catchwater.replay.plan import OffsetRange
 from catchwater.replay.read import ReadSettings, read_task
 from catchwater.replay.source import BatchReader, StreamReader
 from catchwater.replay.subscription import Subscription
@@ -219,7 +219,8 @@ def test_a_stream_that_lags_is_not_overtaken_while_it_has_a_pin(make_broker, ren
 
 def kinds(broker, topic, end):
     return [
-        each.kind for each in Control(broker.control_url).plan([Wanted(topic, 0, 0, end)]).ranges
+        each.kind
+        for each in Control(broker.control_url).plan([OffsetRange(topic, 0, 0, end)]).ranges
     ]
 
 

@@ -32,7 +32,7 @@ from tests.samples import errors, sample, values
 from catchwater.broker.router import APIS
 from catchwater.clock import Clock
 from catchwater.replay.control import Control
-from catchwater.replay.plan import Wanted
+from catchwater.replay.plan import OffsetRange
 from catchwater.wire.arrow import encode_batch
 from catchwater.wire.client import Client, TopicDenied
 from catchwater.wire.connection import Connection, ConnectionLost, ask
@@ -78,7 +78,7 @@ def gated(started: Gated) -> Iterator[Gated]:
 
 def all_of(gated: Gated, topic: str) -> None:
     """The topic is served by plan, from storage, by the leader and to librdkafka."""
-    assert Control(gated.broker.control_url).plan([Wanted(topic, 0, 0, RECORDS)]).ranges
+    assert Control(gated.broker.control_url).plan([OffsetRange(topic, 0, 0, RECORDS)]).ranges
     expected = gated.writer.rows(topic, committed=False)
     for path in ("direct", "kafka"):
         assert_same(by_replay(gated.bootstrap, topic, START, False, path, 2), expected, path)
@@ -99,7 +99,7 @@ def test_plan_direct_read_and_fetch_are_denied_for_one_topic_alone(gated: Gated)
     all_of(gated, SECRET)
     gated.deny("READ secret")
     with pytest.raises(TopicDenied, match="may not READ topic secret") as plan:
-        Control(gated.broker.control_url).plan([Wanted(SECRET, 0, 0, RECORDS)])
+        Control(gated.broker.control_url).plan([OffsetRange(SECRET, 0, 0, RECORDS)])
     with pytest.raises(TopicDenied, match="may not READ topic secret") as direct:
         by_replay(gated.bootstrap, SECRET, START, False, "direct", 2)
     with pytest.raises(TopicDenied, match="Fetch for secret-0") as fetch:

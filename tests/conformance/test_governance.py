@@ -19,7 +19,7 @@ from tests.conftest import COMMAND, until
 
 from catchwater.audit import AUDIT_TOPIC, lines_of
 from catchwater.replay.control import Control, ControlRefused
-from catchwater.replay.plan import Wanted
+from catchwater.replay.plan import OffsetRange
 
 
 def run(*arguments: str) -> tuple[int, Any, str]:
@@ -125,7 +125,7 @@ def test_what_was_derived_of_a_topic_is_proved_after_it_is_gone(governed: Any) -
     control = Control(governed.control_url)
     pin = {"owner": "nightly", "positions": [{"topic": "p", "partition": 0, "offset": 0}]}
     control.set_pin("savepoint/x", pin)
-    control.plan([Wanted("p", 0, 0, 0)])
+    control.plan([OffsetRange("p", 0, 0, 0)])
     code, rows, _ = run("prove", "p", "--bootstrap", governed.bootstrap)
     assert code == 0
     assert {(row["state"], row["what"], row["owner"]) for row in rows} == {

@@ -19,7 +19,7 @@ from catchwater.clock import SYSTEM
 from catchwater.log.repair.fsck import fsck_directory
 from catchwater.objects.local import LocalStore
 from catchwater.replay.control import Control
-from catchwater.replay.plan import Wanted
+from catchwater.replay.plan import OffsetRange
 from catchwater.values.settings import ValueFormat, ValueSettings, identity
 
 DEADLINE_S = 60.0
@@ -99,7 +99,7 @@ def consumed(broker, end):
 
 
 def plan(broker, start, end):
-    return Control(broker.control_url).plan([Wanted(TOPIC, 0, start, end)]).ranges
+    return Control(broker.control_url).plan([OffsetRange(TOPIC, 0, start, end)]).ranges
 
 
 def until(reached):
@@ -167,7 +167,7 @@ def test_declared_values_are_columns_of_a_real_brokers_parquet(written):
         producer.produce("typed", b'{"id": %d, "card": "c%d"}' % (n, n % 7))
     assert producer.flush(DEADLINE_S) == 0
     control = Control(written.control_url)
-    wanted = [Wanted("typed", 0, 0, 300)]
+    wanted = [OffsetRange("typed", 0, 0, 300)]
 
     def planned():
         ranges = control.plan(wanted).ranges

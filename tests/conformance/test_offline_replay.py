@@ -12,7 +12,7 @@ from catchwater.log.read.offline import NoCatalog, opened
 from catchwater.replay.control import Control, TransactionOpen
 from catchwater.replay.offsets import HistoryLost
 from catchwater.replay.options import parse_options
-from catchwater.replay.plan import Wanted
+from catchwater.replay.plan import OffsetRange
 from catchwater.replay.read import ReadSettings, read_task
 from catchwater.replay.subscription import Subscription
 from catchwater.wire.client import EARLIEST, Client
@@ -148,7 +148,7 @@ def test_a_shared_catalog_is_not_made_or_upgraded_by_reading_it(postgres_url, tm
 def test_plans_are_those_of_the_control_api(make_broker):
     broker = make_broker({"catchwater.pack.interval.ms": "3600000"})
     write(broker)
-    wanted = [Wanted("t", partition, 5, 40) for partition in range(3)]
+    wanted = [OffsetRange("t", partition, 5, 40) for partition in range(3)]
     committed = {"read_committed": True}
     plans = [Control(broker.control_url).plan(wanted, **kind) for kind in ({}, committed)]
     broker.stop()
@@ -158,4 +158,4 @@ def test_plans_are_those_of_the_control_api(make_broker):
     assert [planner.plan(wanted, **kind) for kind in ({}, committed)] == plans
     assert plans[1].aborted and plans[0].ranges
     with pytest.raises(TransactionOpen, match="a transaction is open since offset"):
-        planner.plan([Wanted("t", 1, 0, subscription.latest()["t", 1])], read_committed=True)
+        planner.plan([OffsetRange("t", 1, 0, subscription.latest()["t", 1])], read_committed=True)

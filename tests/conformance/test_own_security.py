@@ -27,7 +27,7 @@ from catchwater.broker.gate import ResourceType
 from catchwater.config import CatchwaterError
 from catchwater.replay.control import Control, logged_in
 from catchwater.replay.options import parse_options
-from catchwater.replay.plan import Wanted
+from catchwater.replay.plan import OffsetRange
 from catchwater.replay.source import BatchReader
 from catchwater.wire.arrow import encode_batch
 from catchwater.wire.client import Client, TopicDenied
@@ -198,7 +198,7 @@ def test_our_reader_asks_for_plans_by_its_user(
 
     def is_denied() -> bool:
         try:
-            Control(url, timeout_s=DEADLINE_S).plan([Wanted("alices-ours", 0, 0, 1)])
+            Control(url, timeout_s=DEADLINE_S).plan([OffsetRange("alices-ours", 0, 0, 1)])
         except TopicDenied as denied:
             assert "may not READ topic alices-ours" in str(denied)
             return True

@@ -24,7 +24,7 @@ from catchwater.objects.base import StoreRefused
 from catchwater.objects.urls import AccessEnded, read_range
 from catchwater.replay.control import Control
 from catchwater.replay.options import parse_options
-from catchwater.replay.plan import PlanRange, Wanted
+from catchwater.replay.plan import OffsetRange, PlanRange
 from catchwater.replay.source import BatchReader
 from catchwater.wire.arrow import encode_batch
 from catchwater.wire.client import Client
@@ -63,7 +63,7 @@ def broker(make_broker, proxy):
 
 
 def range_of(broker, topic: str) -> PlanRange:
-    (one,) = Control(broker.control_url).plan([Wanted(topic, 0, 0, RECORDS)]).ranges
+    (one,) = Control(broker.control_url).plan([OffsetRange(topic, 0, 0, RECORDS)]).ranges
     return one
 
 

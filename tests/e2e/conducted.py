@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from catchwater.drill.catalogue import DRILLS
-from catchwater.drill.conduct import Wanted, conduct, ours, ours_in_zones
+from catchwater.drill.conduct import DrillRun, conduct, ours, ours_in_zones
 from catchwater.drill.platforms import OwnLog
 from catchwater.drill.result import Budget, Result
 from catchwater.drill.scene import Scene, Shape
@@ -27,7 +27,7 @@ def run(
     said: list[str] = []
     drill = DRILLS[name]
     make = ours_in_zones if drill.needs_zones else ours
-    wanted = Wanted(
+    wanted = DrillRun(
         make, Shape(rate=300.0, state_bytes=200_000), said.append, worsen,
         journals=folder / "journals", logs=folder / "logs",
     )  # fmt: skip

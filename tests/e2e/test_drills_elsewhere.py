@@ -9,7 +9,7 @@ from benchmarks.replay.sessions import peer_python
 from tests.e2e.conducted import not_passed
 
 from catchwater.drill.catalogue import DRILLS
-from catchwater.drill.conduct import Wanted, apache_kafka, conduct
+from catchwater.drill.conduct import DrillRun, apache_kafka, conduct
 from catchwater.drill.plain_spark import SparkPlace
 from catchwater.drill.result import Budget, Result
 from catchwater.drill.scene import Shape
@@ -24,7 +24,7 @@ def run(tmp_path: Path) -> Run:
     def run(name: str, nodes: int, spark: SparkPlace | None, budget: Budget) -> Result:
         make = apache_kafka(jars("kafka"), nodes)
         shape = Shape(rate=200.0, cards=500)
-        wanted = Wanted(make, shape, journals=tmp_path / "journals", spark=spark)
+        wanted = DrillRun(make, shape, journals=tmp_path / "journals", spark=spark)
         result = conduct(DRILLS[name], budget, wanted)
         assert not list((tmp_path / "journals").glob("*.undo"))
         return result

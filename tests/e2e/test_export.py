@@ -22,7 +22,7 @@ from catchwater.replay.export.place import SUCCESS, ExportRefused
 from catchwater.replay.export.run import export
 from catchwater.replay.export.source import ExportPartition, ExportReader, ExportSource, split
 from catchwater.replay.options import BadOption
-from catchwater.replay.plan import Wanted
+from catchwater.replay.plan import OffsetRange
 from catchwater.replay.source import loaded, register
 from catchwater.wire.arrow import encode_batch
 from catchwater.wire.client import Client
@@ -132,7 +132,7 @@ def test_it_says_which_offsets_it_holds(
         minPartitions="5",
     )
     found = export(spark, given, (tmp_path / "out").as_uri(), compression="zstd")
-    assert found.ranges == (Wanted("plain", 0, 700, COUNT), Wanted("plain", 1, 3, 1000))
+    assert found.ranges == (OffsetRange("plain", 0, 700, COUNT), OffsetRange("plain", 1, 3, 1000))
     assert found.records == COUNT - 700 + 997
 
 

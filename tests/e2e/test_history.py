@@ -17,7 +17,7 @@ from catchwater.clock import SYSTEM
 from catchwater.log.format.parquet import SCHEMA
 from catchwater.replay import history
 from catchwater.replay.control import Control
-from catchwater.replay.plan import PlanRange, Wanted
+from catchwater.replay.plan import OffsetRange, PlanRange
 from catchwater.replay.source import register
 from catchwater.wire.arrow import encode_batch
 from catchwater.wire.client import LATEST, Client
@@ -141,7 +141,7 @@ def ranges(broker: Any, topic: str = TOPIC) -> list[PlanRange]:
     keys = [(topic, number) for number in range(PARTITIONS[topic])]
     with Client(broker.bootstrap) as client:
         ends = client.list_offsets(dict.fromkeys(keys, LATEST))
-    wanted = [Wanted(*key, 0, end) for key, end in ends.items()]
+    wanted = [OffsetRange(*key, 0, end) for key, end in ends.items()]
     return list(Control(broker.control_url).plan(wanted).ranges)
 
 

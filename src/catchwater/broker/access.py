@@ -302,7 +302,7 @@ def _shown(value: int | bytes) -> Any:
     return value if isinstance(value, int) else base64.b64encode(value).decode()
 
 
-class Kept(Protocol):
+class AccessStore(Protocol):
     """Where all brokers keep users and rules: the log."""
 
     def access_version(self) -> int:
@@ -321,7 +321,7 @@ class Guard:
         self,
         path: Path | None,
         super_users: Iterable[str],
-        kept: Kept | None = None,
+        kept: AccessStore | None = None,
         tokens: "Tokens | None" = None,
     ) -> None:
         """Blocks. Raises `AccessFileBad`, `CatalogUnavailable`."""

@@ -228,7 +228,7 @@ class Accounts:
         return max(0.0, self._spent_until_s.get(rate.account, 0.0) - now_s)
 
 
-class Shown(Protocol):
+class ThrottleMetrics(Protocol):
     """Where it is shown what was throttled."""
 
     def throttled(self, key: str, seconds: float) -> None:
@@ -241,7 +241,7 @@ class Shown(Protocol):
 class Quotas:
     """The quotas of one broker's clients."""
 
-    def __init__(self, clock: Clock, shown: Shown, lagging_bytes_per_s: int) -> None:
+    def __init__(self, clock: Clock, shown: ThrottleMetrics, lagging_bytes_per_s: int) -> None:
         """`lagging_bytes_per_s` is that of all lagging consumers together; -1: no limit."""
         self.clock = clock
         self.shown = shown
@@ -359,7 +359,7 @@ def shown_entity(entity: Entity) -> list[dict[str, str | None]]:
     ]
 
 
-class Wanted(NamedTuple):
+class EntityFilter(NamedTuple):
     """A part of a filter: which names of a type of entity are wanted."""
 
     kind: str
@@ -369,7 +369,7 @@ class Wanted(NamedTuple):
 
 
 def matching(
-    values: Mapping[Entity, Mapping[str, float]], filters: Iterable[Wanted], *, strict: bool
+    values: Mapping[Entity, Mapping[str, float]], filters: Iterable[EntityFilter], *, strict: bool
 ) -> list[Entity]:
     """The entities that all parts of the filter fit; `strict`: and that have no other part."""
     by_kind = {each.kind: each for each in filters}

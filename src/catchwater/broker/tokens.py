@@ -42,7 +42,7 @@ _MESSAGE = re.compile(
 _LOG = logging.getLogger("catchwater.broker")
 
 
-class Known(NamedTuple):
+class TokenUser(NamedTuple):
     """Whom a token names, and for how long."""
 
     user: str
@@ -84,14 +84,14 @@ class Tokens:
         self._asking = threading.Lock()
         self.refresh()
 
-    def check_message(self, message: bytes) -> Known:
+    def check_message(self, message: bytes) -> TokenUser:
         """As `check`, of a client's first message (RFC 7628 3.1)."""
         found = _MESSAGE.fullmatch(message)
         if found is None:
             raise NotProved("What came is not of the form of OAUTHBEARER.")
         return self.check(found[1].decode())
 
-    def check(self, token: str) -> Known:
+    def check(self, token: str) -> TokenUser:
         """Whom the token names. Raises `NotProved`."""
         if self._clock.monotonic_s() - self._asked_s > _FRESH_S:
             self.refresh()
@@ -103,7 +103,7 @@ class Tokens:
         self.refresh()  # the provider may have new keys
         return self._checked(token)
 
-    def _checked(self, token: str) -> Known:
+    def _checked(self, token: str) -> TokenUser:
         if self._keys is None:
             raise NotProved("The provider's keys are not known.")
         try:
@@ -122,7 +122,7 @@ class Tokens:
             raise NotProved("The token is another issuer's, or for somebody else.")
         if not isinstance(user, str) or not user or len(user) > 1_000 or not user.isprintable():
             raise NotProved("The token names nobody.")
-        return Known(user, max(0.0, ends - now_s))
+        return TokenUser(user, max(0.0, ends - now_s))
 
     def refresh(self) -> None:
         """Ask for the provider's keys, unless that was done just now; those before stay else."""

@@ -6,7 +6,7 @@ and its promise is kept anyway, for the reason in its documentation. Every other
 value, what we do, and others are refused by name: no setting is stored and ignored that would
 promise something.
 
-Types are DescribeConfigs' numbers. Leaves out the settings of brokers: `config.py` has them.
+Types are DescribeConfigs' numbers. Leaves out the settings of brokers: `broker_config.py` has them.
 """
 
 import re

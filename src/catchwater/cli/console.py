@@ -153,7 +153,7 @@ def supervised(file: Path, config: "PipelineConfig", flags: Sequence[str]) -> No
     """Run the pipeline until it ends or a signal comes; start it again when it fails."""
     from catchwater.pipeline.run.driver import zygote
     from catchwater.pipeline.spark.session import make_class_archive_later
-    from catchwater.pipeline.supervise import RESTARTS, Wanted, supervise
+    from catchwater.pipeline.supervise import RESTARTS, SupervisorSettings, supervise
 
     command = [sys.executable, "-c", _MAIN, "pipeline", "run", str(file), "--stand-by", *flags]
     restarts = RESTARTS if config.restarts is None else config.restarts
@@ -161,7 +161,7 @@ def supervised(file: Path, config: "PipelineConfig", flags: Sequence[str]) -> No
     # The supervisor's, so that a driver that is started again finds it ready.
     with zygote([str(config.folder)]) as shared:
         command += ["--python", shared]
-        supervise(Wanted(command, folder, restarts, config.spare, timeout_ms))
+        supervise(SupervisorSettings(command, folder, restarts, config.spare, timeout_ms))
     if "--quick" not in flags and make_class_archive_later():
         talk("preparing faster starts in the background: once, some 40 s of CPU time")
 

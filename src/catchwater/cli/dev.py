@@ -27,7 +27,7 @@ from catchwater.config import CatchwaterError
 
 if TYPE_CHECKING:
     from catchwater.clock import Clock
-    from catchwater.pipeline.develop import Seen, Tell
+    from catchwater.pipeline.develop import Snapshot, Tell
     from catchwater.pipeline.run.config import PipelineConfig
     from catchwater.pipeline.run.driver import Stop
     from catchwater.pipeline.supervise import DriverProcess
@@ -221,7 +221,7 @@ class _Dev:
 
     # What lies on disk.
 
-    def _first_look(self) -> "Seen | None":
+    def _first_look(self) -> "Snapshot | None":
         """The first that is good; None: it was to stop."""
         while not self._stop.requested:
             files = self._saved(None)
@@ -233,11 +233,11 @@ class _Dev:
                 self._stop.pause(self._clock, _LOOK_S)
         return None
 
-    def _look(self) -> "Seen | _Wrong":
+    def _look(self) -> "Snapshot | _Wrong":
         """Ask a process of its own what lies on disk."""
         import msgspec
 
-        from catchwater.pipeline.develop import Seen
+        from catchwater.pipeline.develop import Snapshot
 
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             process = subprocess.Popen(
@@ -251,13 +251,13 @@ class _Dev:
                     os.killpg(process.pid, signal.SIGKILL)
                     return _Wrong(f"The code was not imported within {_CHECK_S:.0f} s.")
             if code == 0:
-                return msgspec.json.decode(_lines(out)[-1], type=Seen)
+                return msgspec.json.decode(_lines(out)[-1], type=Snapshot)
             said = _lines(err)
         errors = [line.removeprefix("error: ") for line in said if line.startswith("error: ")]
         hints = [line.removeprefix("hint: ") for line in said if line.startswith("hint: ")]
         return _Wrong((errors or said or [f"It ended with exit code {code}."])[-1], *hints[-1:])
 
-    def _saved(self, seen: "Seen | None") -> dict[str, tuple[int, int]]:
+    def _saved(self, seen: "Snapshot | None") -> dict[str, tuple[int, int]]:
         """The files that matter, each with when it was written and its size."""
         script = Path(self._file.partition(":")[0])
         folder = Path(seen.folder) if seen else script.absolute().parent
@@ -288,7 +288,7 @@ class _Dev:
         command = [sys.executable, "-c", _CHILD, str(log or "-"), *arguments]
         return DriverProcess(command, checkpoint, self._clock)
 
-    def _start_broker(self, seen: "Seen") -> str | None:
+    def _start_broker(self, seen: "Snapshot") -> str | None:
         """The broker's control API; None: it is another's broker."""
         from catchwater.broker_config import DEFAULT_CONTROL_LISTENER
         from catchwater.kafka_listeners import Address
@@ -323,7 +323,7 @@ class _Dev:
             self._stop.pause(self._clock, 0.05)
         return _control_of(ready)
 
-    def _check_kafka(self, seen: "Seen") -> None:
+    def _check_kafka(self, seen: "Snapshot") -> None:
         """Raise `BrokerGone` where something else than a broker has the port."""
         from catchwater.wire.client import Client
 
@@ -339,7 +339,7 @@ class _Dev:
                 "--bootstrap for a module.",
             ) from error
 
-    def _make_topics(self, seen: "Seen") -> list[str]:
+    def _make_topics(self, seen: "Snapshot") -> list[str]:
         """At a broker of ours the topics that are not there; which were made."""
         if self._broker is None or self._stop.requested:
             return []
@@ -348,12 +348,12 @@ class _Dev:
             client.create_topics(dict.fromkeys(made, PARTITIONS))
         return made
 
-    def _client(self, seen: "Seen") -> "Client":
+    def _client(self, seen: "Snapshot") -> "Client":
         from catchwater.wire.client import Client
 
         return Client(seen.bootstrap, client_id="catchwater-dev", timeout_s=_READY_S)
 
-    def _start_driver(self, seen: "Seen") -> None:
+    def _start_driver(self, seen: "Snapshot") -> None:
         from catchwater.recovery.checkpoint import last_commit
 
         checkpoint = Path(seen.checkpoint)
@@ -370,7 +370,7 @@ class _Dev:
             line = msgspec.json.encode(Order(what, saved_ms, fresh_workers))
             self._driver.say(line + b"\n")
 
-    def _say_where(self, seen: "Seen", control: str | None, made: Sequence[str]) -> None:
+    def _say_where(self, seen: "Snapshot", control: str | None, made: Sequence[str]) -> None:
         named = ", ".join(f"{each.name} v{each.version}" for each in seen.functions)
         lines = [("pipeline", f"{seen.pipeline}: {named}, checkpoint {seen.checkpoint}")]
         if self._broker is None:
@@ -392,7 +392,7 @@ class _Dev:
 
     # The day.
 
-    def _watch(self, seen: "Seen", files: dict[str, tuple[int, int]]) -> None:
+    def _watch(self, seen: "Snapshot", files: dict[str, tuple[int, int]]) -> None:
         """Until it is to stop. Raises `BrokerGone`."""
         from catchwater.pipeline.workers import ended
 
@@ -420,7 +420,7 @@ class _Dev:
             self._stop.pause(self._clock, _LOOK_S)
 
     def _settled(
-        self, seen: "Seen", saved: dict[str, tuple[int, int]]
+        self, seen: "Snapshot", saved: dict[str, tuple[int, int]]
     ) -> dict[str, tuple[int, int]]:
         while not self._stop.requested:
             self._stop.pause(self._clock, _SETTLED_S)
@@ -430,7 +430,9 @@ class _Dev:
             saved = now
         return saved
 
-    def _take_over(self, found: "Seen", seen: "Seen", saved_ms: int, *, was_wrong: bool) -> "Seen":
+    def _take_over(
+        self, found: "Snapshot", seen: "Snapshot", saved_ms: int, *, was_wrong: bool
+    ) -> "Snapshot":
         """Let the driver go on with what was found, or say that there is nothing to do.
 
         Returns what runs then.
@@ -458,7 +460,7 @@ class _Dev:
             self._tell.say("dev", "nothing that runs has changed")
         return found
 
-    def _look_after_driver(self, seen: "Seen") -> None:
+    def _look_after_driver(self, seen: "Snapshot") -> None:
         """Start it again where it got somewhere before it ended; else a change is waited for."""
         from catchwater.recovery.checkpoint import last_commit
 
@@ -473,12 +475,12 @@ class _Dev:
             self._start_driver(seen)
             self._order()
 
-    def _send_lines(self, seen: "Seen") -> None:
+    def _send_lines(self, seen: "Snapshot") -> None:
         """Send each line of standard input to the first input topic, until it ends."""
         if seen.input:
             threading.Thread(target=self._send, args=(seen,), name="lines", daemon=True).start()
 
-    def _send(self, seen: "Seen") -> None:
+    def _send(self, seen: "Snapshot") -> None:
         from catchwater.pipeline.develop import key_of
         from catchwater.sinks.log_stager import partition_of
         from catchwater.wire.arrow import encode_batch

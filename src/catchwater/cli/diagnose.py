@@ -20,7 +20,7 @@ from catchwater.cli.console import (
 from catchwater.config import CatchwaterError
 
 if TYPE_CHECKING:
-    from catchwater.pipeline.diagnose import BrokerSeen, GroupSeen, Measured
+    from catchwater.pipeline.diagnose import BrokerLoad, GroupLoad, Measured
     from catchwater.pipeline.opened import OpenPipeline
     from catchwater.recovery.contract import Contract
     from catchwater.recovery.intact import Look
@@ -147,10 +147,10 @@ def _short_topics(pipeline: "OpenPipeline", found: "Look") -> list[str]:
     return short_topics(retention_of(pipeline, pipeline.options.topics), contract.retention.ms)
 
 
-def _groups(pipeline: "OpenPipeline") -> "list[GroupSeen]":
+def _groups(pipeline: "OpenPipeline") -> "list[GroupLoad]":
     """The groups of the log that have members and positions."""
     from catchwater.clock import SYSTEM
-    from catchwater.pipeline.diagnose import GroupSeen
+    from catchwater.pipeline.diagnose import GroupLoad
     from catchwater.recovery.group import NoPositions, judge, observe
     from catchwater.wire.client import Client
 
@@ -164,15 +164,15 @@ def _groups(pipeline: "OpenPipeline") -> "list[GroupSeen]":
             except NoPositions:
                 continue
             read = sum(len(each.partitions) for each in members)
-            found.append(GroupSeen(name, len(members), read, seen.lag_records, seen.lag_s))
+            found.append(GroupLoad(name, len(members), read, seen.lag_records, seen.lag_s))
     return found
 
 
-def _broker(page: str) -> "BrokerSeen":
+def _broker(page: str) -> "BrokerLoad":
     """What a broker's page for Prometheus says of the write-ahead log and the object store."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    from catchwater.pipeline.diagnose import BrokerSeen
+    from catchwater.pipeline.diagnose import BrokerLoad
 
     buckets: dict[float, float] = {}
     requests = failed = 0.0
@@ -186,4 +186,4 @@ def _broker(page: str) -> "BrokerSeen":
                 failed += sample.value if sample.labels["outcome"] in ("failed", "retried") else 0
     writes = max(buckets.values(), default=0.0)
     p99_s = next((b for b, n in sorted(buckets.items()) if writes and n >= 0.99 * writes), None)
-    return BrokerSeen(int(writes), p99_s, int(requests), int(failed))
+    return BrokerLoad(int(writes), p99_s, int(requests), int(failed))

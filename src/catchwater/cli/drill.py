@@ -170,7 +170,7 @@ def run(
     spark = _spark(spark_python, spark_jars)
     if spark and DRILLS[name].needs_spark and not DRILLS[name].any_job:
         raise NoSuchDrill(f"A plain Spark job cannot be put through {name}: it has nothing of it.")
-    asked = Asked(results / "evidence") if report or open_ else None
+    asked = EvidenceCollector(results / "evidence") if report or open_ else None
     found = _run([DRILLS[name]], platform, budget, results, shape, spark, asked)
     for each in found:
         typer.echo(as_json_line(each)) if as_json else _print(each)
@@ -238,10 +238,10 @@ def _run(
     results: Path,
     shape: "Shape",
     spark: "SparkPlace | None" = None,
-    asked: "Asked | None" = None,
+    asked: "EvidenceCollector | None" = None,
 ) -> "list[Result]":
     from catchwater.drill.catalogue import DRILLS
-    from catchwater.drill.conduct import Wanted, conduct
+    from catchwater.drill.conduct import DrillRun, conduct
     from catchwater.drill.journal import folder_of_drills, undo_left
     from catchwater.drill.result import read_budgets, write_result
 
@@ -257,7 +257,7 @@ def _run(
             continue
         if each.needs_spark and spark is None:
             _check_spark()
-        wanted = Wanted(
+        wanted = DrillRun(
             make(each), shape, lambda what: talk(f"  {what}"), logs=results, spark=spark,
             ask=asked.ask if asked else lambda file: None,
         )  # fmt: skip
@@ -268,7 +268,7 @@ def _run(
     return found
 
 
-class Asked:
+class EvidenceCollector:
     """What the drilled pipeline and its log said before they were undone."""
 
     def __init__(self, kept: Path) -> None:
@@ -293,7 +293,7 @@ class Asked:
         self.found.append((replace(pipeline, **there), platform))
 
 
-def _report(asked: Asked, results: Path, out: Path, *, show: bool) -> None:
+def _report(asked: EvidenceCollector, results: Path, out: Path, *, show: bool) -> None:
     """The report of it, with every result there is, and shown where there is a browser."""
     import webbrowser
 

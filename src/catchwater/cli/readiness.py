@@ -27,7 +27,7 @@ from catchwater.config import CatchwaterError
 
 if TYPE_CHECKING:
     from catchwater.drill.readiness import (
-        Asked,
+        CheckAnswer,
         PipelineEvidence,
         PlatformEvidence,
         Report,
@@ -204,14 +204,16 @@ def _contract_file(found: "Look") -> str | None:
     return str(path.absolute())
 
 
-def _checks(file: Path, pipeline: "OpenPipeline", contract: "Contract") -> "list[Asked]":
+def _checks(file: Path, pipeline: "OpenPipeline", contract: "Contract") -> "list[CheckAnswer]":
     from catchwater.cli import sink
-    from catchwater.drill.readiness import Asked
+    from catchwater.drill.readiness import CheckAnswer
     from catchwater.recovery.contract import check
 
     topics = sorted({position.topic for position in contract.inputs})
     state = pipeline.log_state(topics, sink.last_epochs(file))
-    return [Asked(each.verdict, each.subject, each.message) for each in check(contract, state)]
+    return [
+        CheckAnswer(each.verdict, each.subject, each.message) for each in check(contract, state)
+    ]
 
 
 def wrong_pins(contract: "Contract | None", pins: list[dict[str, Any]]) -> list[str]:

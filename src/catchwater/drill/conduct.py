@@ -35,7 +35,7 @@ Make = Callable[[Path, ExitStack, Clock, dict[str, str]], Platform]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class DrillRun:
     """How a drill is to be run."""
 
     make: Make
@@ -74,7 +74,7 @@ def apache_kafka(jars: Path, nodes: int = 1) -> Make:
     return make
 
 
-def conduct(drill: Drill, budget: Budget, wanted: Wanted, clock: Clock = SYSTEM) -> Result:
+def conduct(drill: Drill, budget: Budget, wanted: DrillRun, clock: Clock = SYSTEM) -> Result:
     """Run a drill; nothing of it is left when this returns. Raises `NotUndone`."""
     started_ms, began_s, run = clock.now_ms(), clock.monotonic_s(), clock.token()
     with Journal(wanted.journals, run) as journal, ExitStack() as children:

@@ -25,7 +25,7 @@ Mark = Literal["pass", "partial", "blocker"]
 AREAS = ("checkpoints", "recovery", "storage", "elasticity", "governance", "migration")
 
 
-class Asked(msgspec.Struct, frozen=True):
+class CheckAnswer(msgspec.Struct, frozen=True):
     """The answer to one question: a verdict of the system's own, and its words."""
 
     verdict: Verdict
@@ -63,7 +63,7 @@ class PipelineEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """How far back a restore reads; -1: for ever."""
     retention_ms: Mapping[str, int] | None = None
     """Of each input topic; -1: for ever."""
-    checks: Sequence[Asked] | None = None
+    checks: Sequence[CheckAnswer] | None = None
     """`contract check`: covered, pinned, within its budgets, sinks."""
     pinned: bool = False
     wrong_pins: Sequence[str] = ()

@@ -86,7 +86,7 @@ class Declared(msgspec.Struct, frozen=True):
     schema: StateSchema
 
 
-class Seen(msgspec.Struct, frozen=True):
+class Snapshot(msgspec.Struct, frozen=True):
     """A pipeline as its files are now."""
 
     pipeline: str
@@ -108,24 +108,24 @@ class Seen(msgspec.Struct, frozen=True):
     settings: str
     """SHA-256 of all that is no code."""
 
-    def changed(self, before: "Seen") -> list[str]:
+    def changed(self, before: "Snapshot") -> list[str]:
         """What is other than before: functions by name, and modules that they import."""
         then = {each.name: each for each in before.functions}
         names = [each.name for each in self.functions if then.get(each.name) != each]
         return names + [Path(path).name for path in self._other_files(before)]
 
-    def needs_fresh_workers(self, before: "Seen") -> bool:
+    def needs_fresh_workers(self, before: "Snapshot") -> bool:
         """Whether a module changed that workers import by themselves, and only once."""
         return bool(self._other_files(before))
 
-    def _other_files(self, before: "Seen") -> list[str]:
+    def _other_files(self, before: "Snapshot") -> list[str]:
         own = {each.module for each in self.functions}
         differ = self.files.keys() ^ before.files.keys()
         differ |= {p for p, digest in self.files.items() if before.files.get(p, digest) != digest}
         return sorted(path for path in differ if path not in own)
 
 
-def look(load: Load) -> Seen:
+def look(load: Load) -> Snapshot:
     """What a start would run now, without starting it. Raises what a start would refuse."""
     sys.dont_write_bytecode = True
     config = load()
@@ -141,7 +141,7 @@ def look(load: Load) -> Seen:
         versions.check_continues(config.checkpoint, ledger, spec)
     options = pipeline.options
     functions = [_declared(spec) for spec in specs]
-    return Seen(
+    return Snapshot(
         pipeline=pipeline.name,
         folder=str(config.folder.resolve()),
         checkpoint=str(config.checkpoint),

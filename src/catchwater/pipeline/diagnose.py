@@ -62,7 +62,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class GroupSeen:
+class GroupLoad:
     """A consumer group that has members."""
 
     name: str
@@ -73,7 +73,7 @@ class GroupSeen:
 
 
 @dataclass(frozen=True)
-class BrokerSeen:
+class BrokerLoad:
     """What a broker has measured since it was started."""
 
     wal_writes: int = 0
@@ -107,8 +107,8 @@ class Measured:
     missing_per_s: float = 0.0
     ours: bool = True
     """Whether the log is one of ours, where no broker leads a partition."""
-    broker: BrokerSeen | None = None
-    groups: Sequence[GroupSeen] = ()
+    broker: BrokerLoad | None = None
+    groups: Sequence[GroupLoad] = ()
     short_topics: Sequence[str] = ()
     """Inputs that are kept for less long than a restore reads back, and not pinned."""
     needed_s: float | None = None

@@ -51,7 +51,7 @@ from catchwater.recovery.ledger import (
     parts_ms,
     read_offset,
 )
-from catchwater.recovery.points import Choice, Kept, thin
+from catchwater.recovery.points import Choice, PointPolicy, thin
 from catchwater.recovery.savepoint.store import settle_claim
 from catchwater.replay.control import Control
 from catchwater.sinks.base import EpochDiffers, EpochMissing, Sink, Staged, epoch_checksum
@@ -223,7 +223,7 @@ class Upkeep:
         tails: Callable[[Iterable[str]], Tails],
         terms: Terms,
         *,
-        kept: Kept,
+        kept: PointPolicy,
         logs: Callable[[], Logs],
         sinks: Mapping[str, Sink],
         journals: Sequence[Journal],

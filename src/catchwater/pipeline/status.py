@@ -173,7 +173,7 @@ def _since_s(from_ms: int, to_ms: int) -> float:
     return max(0, to_ms - from_ms) / 1000
 
 
-def checked(contract: Contract | None, asked: "Asked") -> list[Checked] | None:
+def checked(contract: Contract | None, asked: "LogAnswer") -> list[Checked] | None:
     """What holds of a contract: its budgets, and if the log was asked, its input and its pin.
 
     The sinks are not asked here: a comparison of their rows says more than their marks.
@@ -459,7 +459,7 @@ def rate_shown(entries: Sequence[EpochEntry], until_ms: int | None) -> dict[str,
     }
 
 
-class Asked(NamedTuple):
+class LogAnswer(NamedTuple):
     """What the log has answered."""
 
     lag: Lag
@@ -496,21 +496,23 @@ class LogWatch:
             self._client.close()
             self._client = None
 
-    def look(self, read: OffsetMap | None, contract: Contract | None) -> Asked:
+    def look(self, read: OffsetMap | None, contract: Contract | None) -> LogAnswer:
         """Ask about these positions, and what the contract needs. Never raises."""
         if read is None:
-            return Asked(Lag(unknown="no epoch was committed yet"), None, "there is no checkpoint")
+            return LogAnswer(
+                Lag(unknown="no epoch was committed yet"), None, "there is no checkpoint"
+            )
         try:
             return self._look(from_json(read), contract)
         except CatchwaterError as error:
             self.close()
-            return Asked(Lag(unknown=str(error)), None, str(error))
+            return LogAnswer(Lag(unknown=str(error)), None, str(error))
 
-    def _look(self, at: Mapping[TopicPartition, int], contract: Contract | None) -> Asked:
+    def _look(self, at: Mapping[TopicPartition, int], contract: Contract | None) -> LogAnswer:
         if self._client is None:
             if not any(map(_answers, parse_bootstrap(self._options.bootstrap))):
                 why = f"no broker at {self._options.bootstrap} answers"
-                return Asked(Lag(unknown=why), None, why)
+                return LogAnswer(Lag(unknown=why), None, why)
             self._client = Client(
                 self._options.bootstrap, timeout_s=_ASK_S, clock=self._clock,
                 security=self._options.security,
@@ -519,17 +521,17 @@ class LogWatch:
         ends = self._client.list_offsets(dict.fromkeys({*at, *needed}, LATEST))
         lag = self._lag(at, {key: ends[key] for key in at if key in ends})
         if contract is None:
-            return Asked(lag)
+            return LogAnswer(lag)
         now_s = self._clock.monotonic_s()
         if self._held is None or self._held[0] != contract.epoch or now_s > self._held[1]:
             begins = self._client.list_offsets(dict.fromkeys(needed, EARLIEST))
             try:
                 self._held = (contract.epoch, now_s + _HELD_S, begins, self._pins())
             except CatchwaterError as error:
-                return Asked(lag, None, str(error))
+                return LogAnswer(lag, None, str(error))
         _, _, starts, pins = self._held
         tails = {key: PartitionTail(starts[key], ends[key], 0) for key in needed}
-        return Asked(lag, LogState(tails, pins, {}))
+        return LogAnswer(lag, LogState(tails, pins, {}))
 
     def _pins(self) -> dict[str, str]:
         """Pin → its state; another Kafka has none."""
@@ -610,7 +612,7 @@ def _asked(
     contract: Contract | None,
     clock: Clock,
     log: LogWatch | None,
-) -> Asked:
+) -> LogAnswer:
     if log is not None:
         return log.look(read, contract)
     own = LogWatch(config, clock)

@@ -271,7 +271,7 @@ class Driver(Protocol):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class SupervisorSettings:
     """What is to be supervised, and how."""
 
     command: Sequence[str]
@@ -284,7 +284,7 @@ class Wanted:
     """So long may an epoch take; None: any time."""
 
 
-def supervise(wanted: Wanted, clock: Clock = SYSTEM) -> None:
+def supervise(wanted: SupervisorSettings, clock: Clock = SYSTEM) -> None:
     """Keep the pipeline running until it ends or is stopped.
 
     Raises `GivenUp` with the last driver's exit code, `CheckpointInUse`.

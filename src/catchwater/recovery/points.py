@@ -7,7 +7,7 @@ is no state, entry or contract, and no file of Spark's, but where it ended and w
 of it (`Ledger.pass_over`): a restore that goes back behind it runs it again to the same end
 (docs/decisions/0001), and a sink that has forgotten its mark of it is not given it twice.
 
-`Kept.choose` is pure.
+`PointPolicy.choose` is pure.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -40,7 +40,7 @@ class Choice(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class PointPolicy:
     """How much of its past a pipeline keeps: `checkpoints`, `retain` and `retain_most`."""
 
     most: int = NEWEST
@@ -82,7 +82,7 @@ class Kept:
         return points[max(0, len(beyond) - 1) :]
 
 
-def thin(folder: Path, kept: Kept, choice: Choice, held: Sequence[int]) -> None:
+def thin(folder: Path, kept: PointPolicy, choice: Choice, held: Sequence[int]) -> None:
     """Forget what lies between restore points and before the oldest, but from a held epoch on.
 
     Where epochs ended is written before their files go; a process that dies in between has it done

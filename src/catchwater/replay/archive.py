@@ -12,7 +12,7 @@ from catchwater.log.core import RangeMissing
 from catchwater.log.read import planner
 from catchwater.log.read.offline import opened
 from catchwater.replay.control import Plan, TransactionOpen
-from catchwater.replay.plan import Aborted, Missing, PlanRange, Wanted
+from catchwater.replay.plan import Aborted, Missing, OffsetRange, PlanRange
 from catchwater.wire.client import EARLIEST, LATEST, Cluster
 from catchwater.wire.fields import TopicPartition
 
@@ -48,7 +48,7 @@ class Archive:
                     offsets[topic, partition] = found if found is not None and is_there else -1
         return offsets
 
-    def plan(self, wanted: Sequence[Wanted], *, read_committed: bool = False) -> Plan:
+    def plan(self, wanted: Sequence[OffsetRange], *, read_committed: bool = False) -> Plan:
         """As `Control.plan`; a transaction that is open stays so, and is not waited for."""
         topic = wanted[0].topic
         ranges = [(each.partition, each.start, each.end) for each in wanted]

@@ -28,7 +28,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 from catchwater import retries
 from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError, Restart
-from catchwater.replay.plan import Aborted, Missing, PlanRange, Quota, TableFiles, Wanted
+from catchwater.replay.plan import Aborted, Missing, OffsetRange, PlanRange, Quota, TableFiles
 from catchwater.wire.client import TopicDenied
 from catchwater.wire.connection import HERE, farthest, nearest
 
@@ -126,7 +126,7 @@ class Control:
         self._client_id = client_id
         self.locations = locations
 
-    def plan(self, wanted: Sequence[Wanted], *, read_committed: bool = False) -> Plan:
+    def plan(self, wanted: Sequence[OffsetRange], *, read_committed: bool = False) -> Plan:
         """Where these offsets of one topic lie; `missing` names what retention has deleted.
 
         With `read_committed`, waits for the end of transactions that are open among them, and
@@ -150,7 +150,7 @@ class Control:
             first.fields or second.fields,
         )
 
-    def _plan(self, topic: str, wanted: Sequence[Wanted], read_committed: bool) -> Plan:
+    def _plan(self, topic: str, wanted: Sequence[OffsetRange], read_committed: bool) -> Plan:
         ranges = [{"partition": w.partition, "start": w.start, "end": w.end} for w in wanted]
         body: dict[str, Any] = {"topic": topic, "ranges": ranges, "client_id": self._client_id}
         if read_committed:
@@ -189,7 +189,9 @@ class Control:
     def _planned(self, body: Mapping[str, Any]) -> dict[str, Any]:
         return self.request("POST", "/api/v1/plans", body)
 
-    def _stable_plan(self, wanted: Sequence[Wanted], body: Mapping[str, Any]) -> dict[str, Any]:
+    def _stable_plan(
+        self, wanted: Sequence[OffsetRange], body: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """A plan for committed records, once it reaches to the end of what is wanted."""
         deadline_s = self._clock.monotonic_s() + self._timeout_s
         while True:
@@ -419,7 +421,9 @@ def shown(url: str) -> str:
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
-def _halves(wanted: Sequence[Wanted]) -> tuple[Sequence[Wanted], Sequence[Wanted]] | None:
+def _halves(
+    wanted: Sequence[OffsetRange],
+) -> tuple[Sequence[OffsetRange], Sequence[OffsetRange]] | None:
     """The same offsets in two parts; None of one offset."""
     if len(wanted) > 1:
         return wanted[: len(wanted) // 2], wanted[len(wanted) // 2 :]

@@ -30,7 +30,7 @@ from pyspark.sql.functions import col, lit, nullif
 from catchwater.config import CatchwaterError
 from catchwater.replay.options import RANGES, SourceOptions
 from catchwater.replay.pin import held, planned
-from catchwater.replay.plan import PlanRange, Slice, TableFiles, Wanted, joined, without
+from catchwater.replay.plan import OffsetRange, PlanRange, Slice, TableFiles, joined, without
 from catchwater.replay.source import SPARK_TYPES, loaded, register, schema_of
 from catchwater.replay.subscription import Subscription
 from catchwater.values.settings import MALFORMED, OnMalformed, ValueFormat, identity
@@ -66,7 +66,7 @@ class Parts(NamedTuple):
 
     files: list[str]
     """URLs of Parquet objects, each to be read whole."""
-    rest: list[Wanted]
+    rest: list[OffsetRange]
 
 
 def read(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
@@ -103,13 +103,13 @@ def release(frame: DataFrame) -> None:
 def split(slices: Sequence[Slice], is_readable: Callable[[PlanRange], bool]) -> Parts:
     """Who reads these slices, which are in order of topic, partition and offset. Pure."""
     files: list[str] = []
-    rest: list[Wanted] = []
+    rest: list[OffsetRange] = []
     for (topic, partition, url), group in groupby(slices, key=_object):
         of_object = list(group)
         if url and _is_whole(of_object) and is_readable(_range(of_object[0])):
             files.append(url)
         else:
-            rest += (Wanted(topic, partition, each.first, each.stop) for each in of_object)
+            rest += (OffsetRange(topic, partition, each.first, each.stop) for each in of_object)
     return Parts(files, joined(rest))
 
 
@@ -267,7 +267,7 @@ def _without_place(options: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _ranges_json(ranges: Iterable[Wanted]) -> str:
+def _ranges_json(ranges: Iterable[OffsetRange]) -> str:
     content: dict[str, dict[str, list[tuple[int, int]]]] = {}
     for topic, partition, start, end in ranges:
         content.setdefault(topic, {}).setdefault(str(partition), []).append((start, end))

@@ -9,7 +9,7 @@ from typing import Any
 
 from catchwater.config import CatchwaterError
 from catchwater.replay.options import Offsets
-from catchwater.replay.plan import Missing, Slice, Task, Wanted
+from catchwater.replay.plan import Missing, OffsetRange, Slice, Task
 from catchwater.wire.fields import TopicPartition
 
 
@@ -44,12 +44,14 @@ def from_json(content: Mapping[str, Any]) -> Offsets:
     }
 
 
-def wanted(start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int]) -> list[Wanted]:
+def wanted(
+    start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int]
+) -> list[OffsetRange]:
     """What lies between; a partition that is not in `start` is new and read from offset 0.
 
     Raises `HistoryLost` where a partition ends before its start: it was made anew.
     """
-    ranges = [Wanted(*key, start.get(key, 0), end[key]) for key in sorted(end)]
+    ranges = [OffsetRange(*key, start.get(key, 0), end[key]) for key in sorted(end)]
     backwards = [Missing(r.topic, r.partition, r.end, r.start) for r in ranges if r.end < r.start]
     if backwards:
         raise HistoryLost(

@@ -15,7 +15,7 @@ from enum import Enum
 
 from catchwater.config import CatchwaterError, duration_ms
 from catchwater.replay.control import CONTROL_URL, LOCATIONS
-from catchwater.replay.plan import Wanted
+from catchwater.replay.plan import OffsetRange
 from catchwater.values.settings import (
     BINARY_VALUES,
     REGISTRY_OPTIONS,
@@ -138,7 +138,7 @@ class SourceOptions:
     topics: tuple[str, ...] = ()
     pattern: str | None = None
     assigned: tuple[TopicPartition, ...] = ()
-    ranges: tuple[Wanted, ...] = ()
+    ranges: tuple[OffsetRange, ...] = ()
     """Of the assigned partitions, exactly these offsets; by place, none twice. Empty: by position.
     """
     starting: Position | None = None
@@ -325,7 +325,7 @@ def _subscription(
     return (), None, assigned
 
 
-def _ranges(given: Mapping[str, str]) -> tuple[Wanted, ...]:
+def _ranges(given: Mapping[str, str]) -> tuple[OffsetRange, ...]:
     """Exact offsets, in order; nothing else then says where to begin and to end."""
     text = given.get(RANGES.lower())
     if not text:
@@ -336,7 +336,7 @@ def _ranges(given: Mapping[str, str]) -> tuple[Wanted, ...]:
             raise BadOption(f"{RANGES} says which offsets are read, so {name} is not taken.")
     try:
         ranges = [
-            Wanted(topic, int(partition), _whole(start), _whole(end))
+            OffsetRange(topic, int(partition), _whole(start), _whole(end))
             for topic, partitions in json.loads(text).items()
             for partition, pairs in partitions.items()
             for start, end in pairs or [(0, 0)]
@@ -347,7 +347,7 @@ def _ranges(given: Mapping[str, str]) -> tuple[Wanted, ...]:
             "]}}."
         ) from error
     ranges.sort()
-    before = Wanted("", -1, 0, 0)
+    before = OffsetRange("", -1, 0, 0)
     for each in ranges:
         if not 0 <= each.start < each.end or (each[:2] == before[:2] and each.start < before.end):
             raise BadOption(

@@ -29,7 +29,7 @@ _NEAR = 16
 """A task is even enough within this part of its share."""
 
 
-class Wanted(NamedTuple):
+class OffsetRange(NamedTuple):
     """The offsets [start, end) of a partition."""
 
     topic: str
@@ -194,7 +194,7 @@ class Task:
 
 
 def slices_of(
-    wanted: Sequence[Wanted], ranges: Iterable[PlanRange], aborted: Iterable[Aborted] = ()
+    wanted: Sequence[OffsetRange], ranges: Iterable[PlanRange], aborted: Iterable[Aborted] = ()
 ) -> list[Slice]:
     """The wanted part of each range, in order of topic, partition and offset.
 
@@ -203,7 +203,7 @@ def slices_of(
     offsets: no offset is in two slices. Each slice has those of the aborted transactions that
     reach into it.
     """
-    pieces: dict[tuple[str, int], list[Wanted]] = {}
+    pieces: dict[tuple[str, int], list[OffsetRange]] = {}
     for want in wanted:
         pieces.setdefault((want.topic, want.partition), []).append(want)
     slices = []
@@ -245,7 +245,7 @@ def _with_aborted(slices: Iterable[Slice], aborted: Iterable[Aborted]) -> Iterat
             yield replace(piece, aborted=tuple(reaching))
 
 
-def uncovered(wanted: Sequence[Wanted], slices: Iterable[Slice]) -> list[Missing]:
+def uncovered(wanted: Sequence[OffsetRange], slices: Iterable[Slice]) -> list[Missing]:
     """The wanted offsets that no slice holds; `slices` are in the order of `slices_of`."""
     grouped = groupby(slices, key=lambda s: (s.topic, s.partition))
     by_partition = {key: list(group) for key, group in grouped}
@@ -261,9 +261,9 @@ def uncovered(wanted: Sequence[Wanted], slices: Iterable[Slice]) -> list[Missing
     return missing
 
 
-def joined(pieces: Iterable[Wanted]) -> list[Wanted]:
+def joined(pieces: Iterable[OffsetRange]) -> list[OffsetRange]:
     """The same offsets, in the same order; those side by side as one range."""
-    whole: list[Wanted] = []
+    whole: list[OffsetRange] = []
     for each in pieces:
         if whole and whole[-1][:2] == each[:2] and whole[-1].end == each.start:
             whole[-1] = whole[-1]._replace(end=each.end)

@@ -29,10 +29,10 @@ from catchwater.replay.plan import (
     CHUNK,
     CLEANED,
     Missing,
+    OffsetRange,
     PlanRange,
     Slice,
     Task,
-    Wanted,
     slices_of,
 )
 from catchwater.replay.quota import Meter
@@ -319,7 +319,7 @@ def _holds(batches: Sequence[PlacedBatch], where: PlanRange) -> bool:
 def _planned_again(each: Slice, settings: ReadSettings) -> list[Slice]:
     if settings.control_url is None:
         return [each]
-    wanted = Wanted(each.topic, each.partition, each.first, each.stop)
+    wanted = OffsetRange(each.topic, each.partition, each.first, each.stop)
     control = Control(settings.control_url, locations=settings.locations)
     plan = control.plan([wanted], read_committed=settings.read_committed)
     if plan.missing:

@@ -22,7 +22,7 @@ from catchwater.replay import plan
 from catchwater.replay.control import CONTROL_URL, Control, check_host, logged_in
 from catchwater.replay.offsets import HistoryLost, at_most, wanted
 from catchwater.replay.options import BadOption, Offsets, Position, ReadPath, SourceOptions
-from catchwater.replay.plan import Missing, Quota, Slice, TableFiles, Task, Wanted
+from catchwater.replay.plan import Missing, OffsetRange, Quota, Slice, TableFiles, Task
 from catchwater.values.policy import FIELDS, parse_policy
 from catchwater.wire.client import EARLIEST, LATEST, Client, RequestRefused
 from catchwater.wire.errors import ErrorCode
@@ -201,7 +201,7 @@ class Subscription:
         quota = replace(self.quota, tasks=len(tasks))
         return [replace(task, quota=quota) for task in tasks]
 
-    def wanted(self) -> list[Wanted]:
+    def wanted(self) -> list[OffsetRange]:
         """What a batch query reads, in order; raises `HistoryLost`."""
         if self.options.ranges:
             self.partitions()  # one that does not exist is named
@@ -210,7 +210,7 @@ class Subscription:
 
     def _between(
         self, start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int]
-    ) -> list[Wanted]:
+    ) -> list[OffsetRange]:
         try:
             return wanted(start, end)
         except HistoryLost as lost:
@@ -225,7 +225,7 @@ class Subscription:
             raise lost
         _LOG.warning("failOnDataLoss is false, so the query goes on without. %s", lost)
 
-    def slices(self, wanted: Sequence[Wanted]) -> list[Slice]:
+    def slices(self, wanted: Sequence[OffsetRange]) -> list[Slice]:
         """Where these offsets, in order, lie; raises `HistoryLost`."""
         left = wanted
         self.quota = None
@@ -237,7 +237,7 @@ class Subscription:
             self._go_on_without(HistoryLost(missing, what))
             left = _without(left, missing)
 
-    def _plan(self, left: Sequence[Wanted]) -> tuple[list[Slice], list[Missing]]:
+    def _plan(self, left: Sequence[OffsetRange]) -> tuple[list[Slice], list[Missing]]:
         """The slices that bring these offsets, and what is missing for good."""
         planner = self._planner() if left else None
         if planner is None:
@@ -413,7 +413,7 @@ def _check_complete(
         )
 
 
-def _without(left: Iterable[Wanted], missing: Iterable[Missing]) -> list[Wanted]:
+def _without(left: Iterable[OffsetRange], missing: Iterable[Missing]) -> list[OffsetRange]:
     """What is wanted before, between and after the gaps."""
     gaps: dict[TopicPartition, list[Missing]] = {}
     for gap in sorted(missing):
@@ -422,7 +422,7 @@ def _without(left: Iterable[Wanted], missing: Iterable[Missing]) -> list[Wanted]
     for topic, partition, start, end in left:
         at = start
         for gap in gaps.get((topic, partition), ()):
-            rest.append(Wanted(topic, partition, at, gap.start))
+            rest.append(OffsetRange(topic, partition, at, gap.start))
             at = gap.end
-        rest.append(Wanted(topic, partition, at, end))
+        rest.append(OffsetRange(topic, partition, at, end))
     return [each for each in rest if each.start < each.end]

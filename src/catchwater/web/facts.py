@@ -200,7 +200,7 @@ class BrokerFact(NamedTuple):
     """For those, by what they were written to."""
 
 
-class _Kept(Generic[T]):
+class _Cached(Generic[T]):
     """The outcome of a look, good for a while; those who ask meanwhile wait for the same one."""
 
     def __init__(self, clock: Clock, fresh_s: float) -> None:
@@ -236,10 +236,10 @@ class Facts:
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
         self._log = broker.log
-        self._topics: _Kept[_Tally] = _Kept(broker.clock, FRESH_S)
-        self._reports: _Kept[list[PipelineStatus]] = _Kept(broker.clock, FRESH_S / 2)
-        self._groups: _Kept[list[GroupFact]] = _Kept(broker.clock, 2 * FRESH_S)
-        self._tables: dict[bytes, _Kept[TableFact]] = {}
+        self._topics: _Cached[_Tally] = _Cached(broker.clock, FRESH_S)
+        self._reports: _Cached[list[PipelineStatus]] = _Cached(broker.clock, FRESH_S / 2)
+        self._groups: _Cached[list[GroupFact]] = _Cached(broker.clock, 2 * FRESH_S)
+        self._tables: dict[bytes, _Cached[TableFact]] = {}
         self._summed: Lags | None = None
         self._group_sums: Mapping[str, _GroupSum] = {}
 
@@ -320,7 +320,7 @@ class Facts:
             return None
         if topic.id not in self._tables and len(self._tables) >= _MOST_TABLES:
             self._tables.clear()
-        kept = self._tables.setdefault(topic.id, _Kept(self.broker.clock, _TABLE_FRESH_S))
+        kept = self._tables.setdefault(topic.id, _Cached(self.broker.clock, _TABLE_FRESH_S))
         return await kept.get(lambda _: self._look_at_table(topic))
 
     async def _look_at_table(self, topic: Topic) -> TableFact:

@@ -22,7 +22,6 @@ from catchwater.web.facts import (
     TopicFact,
 )
 from catchwater.web.view import (
-    Asked,
     Cell,
     Chart,
     Column,
@@ -31,6 +30,7 @@ from catchwater.web.view import (
     Form,
     Line,
     Mark,
+    PageQuery,
     Panel,
     Sorted,
     Table,
@@ -76,7 +76,7 @@ def group_href(name: str) -> str:
 # --- topics --------------------------------------------------------------------------------------
 
 
-def topics(found: Iterable[TopicFact], asked: Asked, now_ms: int, kept_ms: int) -> View:
+def topics(found: Iterable[TopicFact], asked: PageQuery, now_ms: int, kept_ms: int) -> View:
     """All topics, a page at a time.
 
     `kept_ms` is how long records are kept by default; -1: for ever.
@@ -162,7 +162,7 @@ def _table(topic: str, fact: TableFact, now_ms: int) -> Panel:
     return Panel("table", "As a table", lines, commands=[more], wide=True)
 
 
-class TopicSeen(NamedTuple):
+class TopicPage(NamedTuple):
     """What the page of a topic is made of."""
 
     topic: TopicFact
@@ -174,7 +174,7 @@ class TopicSeen(NamedTuple):
     """The Iceberg table that it is; None: it is none."""
 
 
-def topic(seen: TopicSeen, asked: Asked, now_ms: int) -> View:
+def topic(seen: TopicPage, asked: PageQuery, now_ms: int) -> View:
     """One topic: what is stored where, who reads it, what keeps it, its settings."""
     fact = seen.topic
     chunk_bytes = sum(each.chunk_bytes for each in seen.partitions)
@@ -250,7 +250,7 @@ def topic(seen: TopicSeen, asked: Asked, now_ms: int) -> View:
     )
 
 
-def _partitions(found: Sequence[PartitionFact], asked: Asked, now_ms: int) -> Table:
+def _partitions(found: Sequence[PartitionFact], asked: PageQuery, now_ms: int) -> Table:
     columns = [
         Sorted(
             Column("partition", "partition", right=True),
@@ -313,7 +313,7 @@ def _left(until_ms: int, now_ms: int) -> str:
 # --- groups --------------------------------------------------------------------------------------
 
 
-def groups(found: Sequence[GroupFact], asked: Asked, now_ms: int) -> View:
+def groups(found: Sequence[GroupFact], asked: PageQuery, now_ms: int) -> View:
     """All consumer groups, a page at a time."""
     columns = [
         Sorted(
@@ -370,7 +370,7 @@ def _lag_s(lag: int, lag_s: float | None) -> str:
     return "unknown" if lag_s is None else words.span(lag_s) if lag else "0 s"
 
 
-class GroupSeen(NamedTuple):
+class GroupPage(NamedTuple):
     """What the page of a group is made of."""
 
     group: GroupFact
@@ -380,7 +380,7 @@ class GroupSeen(NamedTuple):
     """Where the caller may move it."""
 
 
-def group(seen: GroupSeen, asked: Asked, now_ms: int) -> View:
+def group(seen: GroupPage, asked: PageQuery, now_ms: int) -> View:
     """One group: lag now and over time, its members, its positions, how to move it."""
     fact, name = seen.group, seen.group.name
     state = _state_cell(fact)
@@ -451,7 +451,7 @@ def group(seen: GroupSeen, asked: Asked, now_ms: int) -> View:
     )
 
 
-def _positions(found: Sequence[PositionFact], asked: Asked, now_ms: int) -> Table:
+def _positions(found: Sequence[PositionFact], asked: PageQuery, now_ms: int) -> Table:
     columns = [
         Sorted(
             Column("partition", "partition"),
@@ -488,7 +488,7 @@ def _positions(found: Sequence[PositionFact], asked: Asked, now_ms: int) -> Tabl
 def transactions(
     found: Sequence[TxnRow],
     opened: Mapping[int, Sequence[tuple[str, OpenTxnRow]]],
-    asked: Asked,
+    asked: PageQuery,
     now_ms: int,
 ) -> View:
     """Transactional ids; `opened` has the (topic, row) of those that are open, by producer id."""
@@ -590,7 +590,7 @@ def _txn_mark(row: TxnRow, now_ms: int) -> Mark:
 # --- brokers, WAL, objects -----------------------------------------------------------------------
 
 
-class BrokerSeen(NamedTuple):
+class BrokersPage(NamedTuple):
     """What the page of the brokers is made of."""
 
     node_id: int
@@ -604,7 +604,7 @@ class BrokerSeen(NamedTuple):
     pins: Sequence[Pin]
 
 
-def brokers(seen: BrokerSeen, now_ms: int, problem: str = "") -> View:
+def brokers(seen: BrokersPage, now_ms: int, problem: str = "") -> View:
     """The brokers, and of the one that was asked how it and its storage are.
 
     `problem` is why its history is not kept.
@@ -666,7 +666,7 @@ def brokers(seen: BrokerSeen, now_ms: int, problem: str = "") -> View:
     )
 
 
-def load(seen: BrokerSeen) -> list[Line]:
+def load(seen: BrokersPage) -> list[Line]:
     """How busy the broker is."""
     now, before, over_s = seen.now, seen.before, max(0.001, seen.over_s)
     core = None if before is None else max(0.0, now.cpu_s - before.cpu_s) / over_s
@@ -728,7 +728,7 @@ def _refused(now: BrokerFact, before: BrokerFact | None) -> Line:
     return Line("batches refused", text or "none", mark="warn" if lately else "ok")
 
 
-def wal_lines(seen: BrokerSeen) -> list[Line]:
+def wal_lines(seen: BrokersPage) -> list[Line]:
     """How the write-ahead log is."""
     now, before = seen.now, seen.before
     syncs = now.fsync.since(before.fsync if before else None)
@@ -747,7 +747,7 @@ def wal_lines(seen: BrokerSeen) -> list[Line]:
     ]
 
 
-def _objects(seen: BrokerSeen) -> list[Line]:
+def _objects(seen: BrokersPage) -> list[Line]:
     lines = [Line("where", seen.objects)]
     if not seen.now.store:
         return [*lines, Line("requests", "not counted", note="a folder of this machine")]
@@ -803,7 +803,7 @@ def _amplified(now: BrokerFact) -> list[Line]:
 # --- the audit trail -----------------------------------------------------------------------------
 
 
-def audit(found: Sequence[AuditLine] | None, asked: Asked, now_ms: int) -> View:
+def audit(found: Sequence[AuditLine] | None, asked: PageQuery, now_ms: int) -> View:
     """Who was refused what, and who changed what, as this broker wrote it down."""
     columns = [
         Sorted(

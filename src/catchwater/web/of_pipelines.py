@@ -18,7 +18,6 @@ from catchwater.web import words
 from catchwater.web.facts import GroupFact
 from catchwater.web.of_log import group_href
 from catchwater.web.view import (
-    Asked,
     Cell,
     Chart,
     Column,
@@ -27,6 +26,7 @@ from catchwater.web.view import (
     Head,
     Line,
     Mark,
+    PageQuery,
     Panel,
     Sorted,
     Table,
@@ -176,7 +176,7 @@ def _summary(heads: Sequence[Head]) -> str:
 # --- one pipeline --------------------------------------------------------------------------------
 
 
-class PipelineSeen(NamedTuple):
+class PipelinePage(NamedTuple):
     """What the page of a pipeline is made of."""
 
     report: PipelineStatus
@@ -189,7 +189,7 @@ class PipelineSeen(NamedTuple):
     """The file of the newest drill, and what it found."""
 
 
-def pipeline(seen: PipelineSeen, now_ms: int) -> View:
+def pipeline(seen: PipelinePage, now_ms: int) -> View:
     """One pipeline: is it correct, can it recover, does it keep up, what could stop it?"""
     try:
         return _pipeline(seen, now_ms)
@@ -205,7 +205,7 @@ def pipeline(seen: PipelineSeen, now_ms: int) -> View:
         )
 
 
-def _pipeline(seen: PipelineSeen, now_ms: int) -> View:
+def _pipeline(seen: PipelinePage, now_ms: int) -> View:
     report = seen.report
     said = {
         "correct": Panel("correct", "Is it correct?", _correct(report)),
@@ -705,7 +705,7 @@ class Drills(NamedTuple):
     damaged: Mapping[str, str] = {}
 
 
-def drills(seen: Drills, asked: Asked, now_ms: int) -> View:
+def drills(seen: Drills, asked: PageQuery, now_ms: int) -> View:
     """Every drill that was kept: verdict, and the restore measured against its estimate."""
     columns = [
         Sorted(

@@ -37,7 +37,7 @@ from catchwater.web.facts import Facts
 from catchwater.web.history import DAY_MS, HOUR_MS, History, Plot
 from catchwater.web.of_pipelines import Drills, Event
 from catchwater.web.sampler import Sampler
-from catchwater.web.view import Asked, Line, View, query_of
+from catchwater.web.view import Line, PageQuery, View, query_of
 
 DESCRIBE = Operation.DESCRIBE
 NAV = {
@@ -76,7 +76,7 @@ _KINDS = {
     "LICENSE": "text/plain",
 }
 
-Build = Callable[[Caller, Mapping[str, str], Asked], Awaitable[View]]
+Build = Callable[[Caller, Mapping[str, str], PageQuery], Awaitable[View]]
 
 
 class Page:
@@ -126,7 +126,7 @@ class Page:
 
         async def handle(request: Request, caller: Caller) -> Response:
             self._check_logged_in(caller)
-            asked = Asked.of(request.query_params)
+            asked = PageQuery.of(request.query_params)
 
             async def make() -> View:
                 return await build(caller, request.path_params, asked)
@@ -200,7 +200,7 @@ class Page:
 
     # --- pages -----------------------------------------------------------------------------------
 
-    async def overview(self, caller: Caller, path: Mapping[str, str], asked: Asked) -> View:
+    async def overview(self, caller: Caller, path: Mapping[str, str], asked: PageQuery) -> View:
         """`/`"""
         events = [e for e in await self._events_of(None) if _may_see(caller, e)]
         return of_pipelines.overview(
@@ -213,7 +213,7 @@ class Page:
             self._facts.now_ms,
         )
 
-    async def pipeline(self, caller: Caller, path: Mapping[str, str], asked: Asked) -> View:
+    async def pipeline(self, caller: Caller, path: Mapping[str, str], asked: PageQuery) -> View:
         """`/pipelines/{name}`"""
         name = path["name"]
         caller.check_pipeline(DESCRIBE, name)
@@ -222,7 +222,7 @@ class Page:
             raise Refusal(404, "NO_REPORT", f"No pipeline {name} has reported to this log.")
         is_open = caller.may_with(DESCRIBE, THE_CLUSTER)
         drills = await self._drills()
-        seen = of_pipelines.PipelineSeen(
+        seen = of_pipelines.PipelinePage(
             found,
             await self._transaction_lines() if is_open else [],
             self._load_lines() if is_open else [],
@@ -231,13 +231,13 @@ class Page:
         )
         return of_pipelines.pipeline(seen, self._facts.now_ms)
 
-    async def topics(self, caller: Caller, path: Mapping[str, str], asked: Asked) -> View:
+    async def topics(self, caller: Caller, path: Mapping[str, str], asked: PageQuery) -> View:
         """`/topics`"""
         found = [t for t in await self._facts.topics() if caller.may(DESCRIBE, t.name)]
         kept_ms = self._broker.config.log_retention_ms
         return of_log.topics(found, asked, self._facts.now_ms, kept_ms)
 
-    async def topic(self, caller: Caller, path: Mapping[str, str], asked: Asked) -> View:
+    async def topic(self, caller: Caller, path: Mapping[str, str], asked: PageQuery) -> View:
         """`/topics/{name}`"""
         name = path["name"]
         caller.check(DESCRIBE, name)
@@ -257,15 +257,15 @@ class Page:
         ]
         partitions = await self._facts.partitions(topic)
         table = await self._facts.table(topic)
-        seen = of_log.TopicSeen(sums, partitions, sorted(groups, key=_by_lag), pins, table)
+        seen = of_log.TopicPage(sums, partitions, sorted(groups, key=_by_lag), pins, table)
         return of_log.topic(seen, asked, self._facts.now_ms)
 
-    async def groups(self, caller: Caller, path: Mapping[str, str], asked: Asked) -> View:
+    async def groups(self, caller: Caller, path: Mapping[str, str], asked: PageQuery) -> View:
         """`/groups`"""
         found = [g for g in await self._facts.groups() if caller.may_group(DESCRIBE, g.name)]
         return of_log.groups(found, asked, self._facts.now_ms)
 
-    async def group(self, caller: Caller, path: Mapping[str, str], asked: Asked) -> View:
+    async def group(self, caller: Caller, path: Mapping[str, str], asked: PageQuery) -> View:
         """`/groups/{name}`"""
         name = path["name"]
         caller.check_group(DESCRIBE, name)
@@ -274,10 +274,10 @@ class Page:
             raise Refusal(404, "GROUP_ID_NOT_FOUND", f"There is no group {name}.")
         positions = [p for p in await self._facts.positions(name) if caller.may(DESCRIBE, p.topic)]
         form = reset.form(name) if caller.may_group(Operation.READ, name) else None
-        seen = of_log.GroupSeen(fact, self._facts.members(name), positions, form)
+        seen = of_log.GroupPage(fact, self._facts.members(name), positions, form)
         return of_log.group(seen, asked, self._facts.now_ms)
 
-    async def reset(self, caller: Caller, path: Mapping[str, str], asked: Asked) -> View:
+    async def reset(self, caller: Caller, path: Mapping[str, str], asked: PageQuery) -> View:
         """`/reset/{name}`: what moving a group would do."""
         name, moves, problem = path["name"], list[Move](), None
         caller.check_group(DESCRIBE, name)
@@ -288,10 +288,10 @@ class Page:
             problem = refused
         may = caller.may_group(Operation.READ, name)
         may = may and all(caller.may(Operation.READ, each.topic) for each in moves)
-        shown = reset.Shown(asked.to, asked.topics, moves, problem, may, caller.principal)
+        shown = reset.DryRunResult(asked.to, asked.topics, moves, problem, may, caller.principal)
         return reset.view(name, shown, self._facts.now_ms)
 
-    async def transactions(self, caller: Caller, path: Mapping[str, str], asked: Asked) -> View:
+    async def transactions(self, caller: Caller, path: Mapping[str, str], asked: PageQuery) -> View:
         """`/transactions`"""
         rows = [
             row
@@ -306,28 +306,28 @@ class Page:
             opened[row.producer_id] = [n for n in named if n[0] and caller.may(DESCRIBE, n[0])]
         return of_log.transactions(rows, opened, asked, self._facts.now_ms)
 
-    async def brokers(self, caller: Caller, path: Mapping[str, str], asked: Asked) -> View:
+    async def brokers(self, caller: Caller, path: Mapping[str, str], asked: PageQuery) -> View:
         """`/brokers`"""
         seen = self._broker_seen()._replace(pins=await self._facts.pins())
         return of_log.brokers(seen, self._facts.now_ms, self._history.problem)
 
-    async def drills(self, caller: Caller, path: Mapping[str, str], asked: Asked) -> View:
+    async def drills(self, caller: Caller, path: Mapping[str, str], asked: PageQuery) -> View:
         """`/drills`"""
         return of_pipelines.drills(await self._drills(), asked, self._facts.now_ms)
 
-    async def drill(self, caller: Caller, path: Mapping[str, str], asked: Asked) -> View:
+    async def drill(self, caller: Caller, path: Mapping[str, str], asked: PageQuery) -> View:
         """`/drills/{name}`"""
         result = (await self._drills()).results.get(path["name"])
         if result is None:
             raise Refusal(404, "NO_RESULT", f"There is no result {path['name']}.")
         return of_pipelines.drill(result, self._facts.now_ms)
 
-    async def timeline(self, caller: Caller, path: Mapping[str, str], asked: Asked) -> View:
+    async def timeline(self, caller: Caller, path: Mapping[str, str], asked: PageQuery) -> View:
         """`/timeline`"""
         events = [each for each in await self._events_of(None) if _may_see(caller, each)]
         return of_pipelines.timeline(events, self._facts.now_ms)
 
-    async def audit(self, caller: Caller, path: Mapping[str, str], asked: Asked) -> View:
+    async def audit(self, caller: Caller, path: Mapping[str, str], asked: PageQuery) -> View:
         """`/audit`"""
         return of_log.audit(await self._facts.audit(), asked, self._facts.now_ms)
 
@@ -337,9 +337,9 @@ class Page:
         kind = ResourceType.TRANSACTIONAL_ID
         return [each for each in await self._facts.reports() if _may(caller, kind, each.name)]
 
-    def _broker_seen(self) -> of_log.BrokerSeen:
+    def _broker_seen(self) -> of_log.BrokersPage:
         now, before, over_s = self._sampler.recent()
-        return of_log.BrokerSeen(
+        return of_log.BrokersPage(
             self._broker.config.node_id, self._facts.brokers(), now, before, over_s,
             self._facts.wal(), self._facts.objects_url(), [],
         )  # fmt: skip

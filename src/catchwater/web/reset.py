@@ -274,7 +274,7 @@ def form(name: str, to: str = "", topics: str = "") -> Form:
     )
 
 
-class Shown(NamedTuple):
+class DryRunResult(NamedTuple):
     """What a dry run came to."""
 
     to: str
@@ -286,7 +286,7 @@ class Shown(NamedTuple):
     who: str = ""
 
 
-def view(name: str, shown: Shown, now_ms: int) -> View:
+def view(name: str, shown: DryRunResult, now_ms: int) -> View:
     """The page of a reset, before it is done."""
     note = (
         "earliest, latest, an offset, 2h ago, or a time such as 2026-01-31T12:00:00Z. Nothing is "
@@ -308,7 +308,7 @@ def view(name: str, shown: Shown, now_ms: int) -> View:
     )
 
 
-def _moves(name: str, shown: Shown) -> list[Panel]:
+def _moves(name: str, shown: DryRunResult) -> list[Panel]:
     changed = [each for each in shown.moves if each.offset != each.to]
     again = sum(each.again for each in changed if each.again > 0)
     over = -sum(each.again for each in changed if each.again < 0)

@@ -172,7 +172,7 @@ class View(msgspec.Struct, frozen=True):
     """Whether an open page is sent what has changed."""
 
 
-class Asked(NamedTuple):
+class PageQuery(NamedTuple):
     """How a page was asked for in the query of its URL: a list's order, where a reset leads."""
 
     sort: str = ""
@@ -183,7 +183,7 @@ class Asked(NamedTuple):
     topics: str = ""
 
     @classmethod
-    def of(cls, query: Mapping[str, str]) -> "Asked":
+    def of(cls, query: Mapping[str, str]) -> "PageQuery":
         """From a query that anybody may have written."""
         page = query.get("page", "1")
         number = int(page) if page.isdecimal() and len(page) < 9 else 1
@@ -206,7 +206,7 @@ class Sorted(msgspec.Struct, frozen=True):
 
 
 def listed(
-    items: Iterable[T], columns: Sequence[Sorted], asked: Asked, default: str, empty: str,
+    items: Iterable[T], columns: Sequence[Sorted], asked: PageQuery, default: str, empty: str,
     name: Callable[[T], str],
 ) -> Table:  # fmt: skip
     """One page of the items: those whose name has what is looked for, in the order asked for.

@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from tests.conformance.clients.test_java import jars, java
 
 from catchwater.replay.control import Control
-from catchwater.replay.plan import Slice, Task, Wanted, cut, slices_of
+from catchwater.replay.plan import OffsetRange, Slice, Task, cut, slices_of
 from catchwater.replay.read import ReadSettings, read_task
 
 __all__ = ["jars", "java"]
@@ -72,7 +72,7 @@ def await_cleaned(broker):
     deadline = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline:
         end = control.request("GET", f"/api/v1/topics/{TOPIC}")["offsets"][0]["high_watermark"]
-        plan = control.plan([Wanted(TOPIC, 0, 0, end)])
+        plan = control.plan([OffsetRange(TOPIC, 0, 0, end)])
         if {each.kind for each in plan.ranges} == {"cleaned"}:
             return
         time.sleep(0.05)
@@ -146,7 +146,7 @@ def test_the_java_client_gets_past_the_holes(cleaned, java):
 
 @pytest.mark.parametrize("from_storage", [True, False], ids=["storage", "leader"])
 def test_our_own_replay_gets_past_the_holes(cleaned, from_storage):
-    wanted = [Wanted(TOPIC, 0, 0, end_of(cleaned))]
+    wanted = [OffsetRange(TOPIC, 0, 0, end_of(cleaned))]
     control = Control(cleaned.control_url)
     columns = ("offset", "key", "value")
     if from_storage:

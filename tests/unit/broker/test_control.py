@@ -40,7 +40,7 @@ from catchwater.log.write.writer import Submission
 from catchwater.objects.local import LocalStore
 from catchwater.replay import read as read_module
 from catchwater.replay.control import Control
-from catchwater.replay.plan import Slice, Wanted, cut, slices_of
+from catchwater.replay.plan import OffsetRange, Slice, cut, slices_of
 from catchwater.replay.read import ReadSettings, read_task
 from catchwater.wire.arrow import encode_batch
 from catchwater.wire.batch import read_header
@@ -242,7 +242,7 @@ def rows_of(slices: Sequence[Slice], tasks: int = 1) -> list[Row]:
 
 
 async def from_storage(partition: int, start: int, end: int, tasks: int = 1) -> list[Row]:
-    wanted = [Wanted("t", partition, start, end)]
+    wanted = [OffsetRange("t", partition, start, end)]
 
     def read() -> list[Row]:
         plan = Control("http://127.0.0.1:1").plan(wanted, read_committed=True)
@@ -437,7 +437,7 @@ async def test_a_new_plan_for_an_object_that_is_gone_says_again_what_was_aborted
     await written.write((0, 0, 2), (None, 0, 2), (1, 0, 2))
     await written.end(0, committed=False)
     await written.end(1, committed=True)
-    wanted = [Wanted("t", 0, 1, 8)]
+    wanted = [OffsetRange("t", 0, 1, 8)]
 
     def read() -> list[Row]:
         plan = Control("http://127.0.0.1:1").plan(wanted, read_committed=True)
@@ -501,7 +501,7 @@ async def test_a_plan_that_would_be_too_large_is_asked_for_in_parts(
     status, answer = await asked(written.log, "POST", "/api/v1/plans", wanted((0, 0, 8)))
     assert (status, json.loads(answer)["error"]) == (413, "PLAN_TOO_LARGE")
     with served(written.log):
-        both = [Wanted("t", 0, 0, 8), Wanted("t", 1, 0, 8)]
+        both = [OffsetRange("t", 0, 0, 8), OffsetRange("t", 1, 0, 8)]
         plan = await beside(lambda: Control("http://127.0.0.1:1").plan(both))
     found = [(each.partition, each.base_offset) for each in plan.ranges]
     assert found == [(p, n) for p in (0, 1) for n in range(8)]

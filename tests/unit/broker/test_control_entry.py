@@ -13,7 +13,7 @@ from catchwater.broker.access import Guard, Rule, change, with_rule, with_user
 from catchwater.broker.broker import Broker
 from catchwater.broker.control.app import create_app
 from catchwater.broker.gate import ResourceType
-from catchwater.broker.tokens import Known
+from catchwater.broker.tokens import TokenUser
 from catchwater.wire.security.verifiers import NotProved, verifiers
 
 TOPIC, PIPELINE = ResourceType.TOPIC, ResourceType.TRANSACTIONAL_ID
@@ -155,10 +155,10 @@ def test_every_path_declares_what_it_asks(broker: Broker) -> None:
 
 async def test_a_token_names_its_user_as_at_the_kafka_port(guarded: Broker) -> None:
     class Tokens:
-        def check(self, token: str) -> Known:
+        def check(self, token: str) -> TokenUser:
             if token != "alices":
                 raise NotProved("no token")
-            return Known("alice", 60.0)
+            return TokenUser("alice", 60.0)
 
     assert guarded.guard is not None
     path = "/api/v1/topics/open"

@@ -9,7 +9,7 @@ from tests.listeners import listener
 from catchwater.broker.access import Access, Guard
 from catchwater.broker.gate import ANONYMOUS
 from catchwater.broker.login import Answer, NotLoggedIn, Session
-from catchwater.broker.tokens import Known
+from catchwater.broker.tokens import TokenUser
 from catchwater.clock import ManualClock
 from catchwater.kafka_listeners import Listener
 from catchwater.wire.errors import ErrorCode
@@ -25,11 +25,11 @@ FAILED = ErrorCode.SASL_AUTHENTICATION_FAILED
 class Tokens:
     """Takes the tokens `NAME-SECONDS`."""
 
-    def check_message(self, message: bytes) -> Known:
+    def check_message(self, message: bytes) -> TokenUser:
         name, _, left_s = message.decode().partition("-")
         if not left_s:
             raise NotProved("no token")
-        return Known(name, float(left_s))
+        return TokenUser(name, float(left_s))
 
 
 @pytest.fixture

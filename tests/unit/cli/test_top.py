@@ -12,7 +12,7 @@ from catchwater.web import of_pipelines
 
 def test_a_pipeline_shows_its_verdicts_and_what_to_type_next() -> None:
     wrong = Verdict("fail", "The sink alerts differs: 1 altered.", "catchwater sink verify c.toml")
-    seen = of_pipelines.PipelineSeen(report(correct=wrong), [], [], [], None)
+    seen = of_pipelines.PipelinePage(report(correct=wrong), [], [], [], None)
     lines = drawn(of_pipelines.pipeline(seen, NOW_MS), 80)
     text = "\n".join(lines)
     assert "correct      ✘ fail     The sink alerts differs: 1 altered." in text
@@ -24,7 +24,7 @@ def test_a_pipeline_shows_its_verdicts_and_what_to_type_next() -> None:
 
 def test_a_long_reason_is_wrapped_and_not_cut() -> None:
     why = "The sink alerts differs: 1 altered, 2 missing, and the broker has not said why that is."
-    seen = of_pipelines.PipelineSeen(report(fresh=Verdict("warn", why, "x")), [], [], [], None)
+    seen = of_pipelines.PipelinePage(report(fresh=Verdict("warn", why, "x")), [], [], [], None)
     lines = drawn(of_pipelines.pipeline(seen, NOW_MS), 60)
     first = next(at for at, line in enumerate(lines) if "fresh " in line)
     assert " ".join(line[26:].strip() for line in lines[first : first + 3]) == why
@@ -34,7 +34,7 @@ def test_a_broker_that_is_silent_leaves_what_was_known_and_nothing_green() -> No
     away = CatchwaterError("The control API did not answer.", hint="Is the broker running?")
     assert silent(None, away, 80) == [str(away), "Is the broker running?"]
     wrong = Verdict("fail", "1 altered.", "catchwater sink verify c.toml")
-    seen = of_pipelines.PipelineSeen(report(correct=wrong), [], [], [], None)
+    seen = of_pipelines.PipelinePage(report(correct=wrong), [], [], [], None)
     text = "\n".join(silent(of_pipelines.pipeline(seen, NOW_MS), away, 80))
     assert "As of 14:13:20 UTC, the last answer:" in text
     assert "✘ fail     1 altered." in text and "✔" not in text
@@ -43,7 +43,7 @@ def test_a_broker_that_is_silent_leaves_what_was_known_and_nothing_green() -> No
 
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_no_line_is_wider_than_the_terminal(width: int) -> None:
-    seen = of_pipelines.PipelineSeen(report(), [], [], [], None)
+    seen = of_pipelines.PipelinePage(report(), [], [], [], None)
     assert max(map(len, drawn(of_pipelines.pipeline(seen, NOW_MS), width))) <= width
 
 

@@ -11,7 +11,7 @@ from catchwater.drill.readiness import (
     AREAS,
     DAY_MS,
     FRESH_DAYS,
-    Asked,
+    CheckAnswer,
     DrillEvidence,
     Evidence,
     PipelineEvidence,
@@ -30,7 +30,7 @@ PIPELINE = PipelineEvidence(
     name="cards", file="cards.toml", owner="payments", runbook="https://wiki/cards", restorable=5,
     savepoints=2, contract="contracts/7.json", max_restore_s=600.0, restore_s=40.0,
     needed_ms=3_600_000, retention_ms={"payments": 86_400_000}, pinned=True,
-    checks=[Asked("pass", "payments-0", "is there"), Asked("pass", "pin", "holds")],
+    checks=[CheckAnswer("pass", "payments-0", "is there"), CheckAnswer("pass", "pin", "holds")],
     bounded=True, wrong_rows={"alerts": 0}, split_keys={}, free_share={"checkpoint": 0.6},
     metrics=True,
 )  # fmt: skip
@@ -69,7 +69,7 @@ def drills(*instead: DrillEvidence) -> Evidence:
     return replace(SOUND, drills=[*kept, *instead])
 
 
-UNPINNED = {"pinned": False, "checks": [Asked("warn", "pin", "nothing keeps the log")]}
+UNPINNED = {"pinned": False, "checks": [CheckAnswer("warn", "pin", "nothing keeps the log")]}
 PLANTED: dict[str, tuple[Evidence, str, Verdict]] = {
     "no savepoint": (pipeline(savepoints=0), "savepoint", "warn"),
     "retention shorter than a restore": (

@@ -9,8 +9,8 @@ from msgspec.structs import replace as changed
 from catchwater.pipeline.diagnose import (
     PARTS,
     RULES,
-    BrokerSeen,
-    GroupSeen,
+    BrokerLoad,
+    GroupLoad,
     Measured,
     diagnose,
     split_ms,
@@ -71,8 +71,8 @@ SOUND = Measured(
     lag_s=0.4,
     input_per_s=4_000.0,
     capacity_per_s=16_000.0,
-    broker=BrokerSeen(wal_writes=10_000, wal_p99_s=0.025, store_requests=5_000, store_failed=2),
-    groups=[GroupSeen("readers", 2, 4, 10, 0.2), GroupSeen("whole", 4, 4, 99_999, 500.0)],
+    broker=BrokerLoad(wal_writes=10_000, wal_p99_s=0.025, store_requests=5_000, store_failed=2),
+    groups=[GroupLoad("readers", 2, 4, 10, 0.2), GroupLoad("whole", 4, 4, 99_999, 500.0)],
 )
 BUSY = replace(SOUND, input_per_s=15_000.0)
 """As sound, and with nothing to spare."""
@@ -111,9 +111,9 @@ PLANTED: dict[str, Measured] = {
     ),
     "state-rebuilt": replace(SOUND, entries=entries(rebuilt_bytes=10_000, restore_s=0.2)),
     "jvm-memory": replace(SOUND, entries=entries(entry={"gc_ms": 60.0})),
-    "slow-wal": replace(SOUND, broker=BrokerSeen(wal_writes=10_000, wal_p99_s=0.5)),
-    "object-store": replace(SOUND, broker=BrokerSeen(store_requests=1_000, store_failed=100)),
-    "small-group": replace(SOUND, groups=[GroupSeen("readers", 1, 8, 90_000, 300.0)]),
+    "slow-wal": replace(SOUND, broker=BrokerLoad(wal_writes=10_000, wal_p99_s=0.5)),
+    "object-store": replace(SOUND, broker=BrokerLoad(store_requests=1_000, store_failed=100)),
+    "small-group": replace(SOUND, groups=[GroupLoad("readers", 1, 8, 90_000, 300.0)]),
     "short-retention": replace(SOUND, short_topics=["payments"], needed_s=86_400.0),
 }  # fmt: skip
 
@@ -177,8 +177,8 @@ def test_all_at_once_each_cause_is_still_named() -> None:
             disk_reads=500, calls=called(9_000, failed=90, breaker="open"),
         ),
         trigger_s=0.5, input_per_s=90_000.0, missing_per_s=80_000.0, stale=True,
-        broker=BrokerSeen(10_000, 5.0, 1_000, 900), short_topics=["payments"],
-        groups=[GroupSeen("readers", 1, 8, 90_000, 300.0)],
+        broker=BrokerLoad(10_000, 5.0, 1_000, 900), short_topics=["payments"],
+        groups=[GroupLoad("readers", 1, 8, 90_000, 300.0)],
     )  # fmt: skip
     found = {each.cause: each for each in diagnose(worst)}
     assert found.keys() == {*PLANTED} - {

@@ -13,7 +13,7 @@ from catchwater.pipeline.epochs import Upkeep
 from catchwater.recovery.contract import PartitionTail, Terms
 from catchwater.recovery.folder import hold
 from catchwater.recovery.ledger import Ledger, numbered
-from catchwater.recovery.points import Kept
+from catchwater.recovery.points import PointPolicy
 from catchwater.recovery.savepoint.create import state_keys
 from catchwater.state.entries import DictEntries, Table, no_changes
 from catchwater.state.roll import Position
@@ -43,7 +43,7 @@ def upkeep(
     sink: Any,
     terms: Terms = TERMS,
     *,
-    kept: Kept = Kept(2),  # noqa: B008  (frozen)
+    kept: PointPolicy = PointPolicy(2),  # noqa: B008  (frozen)
     control: Any = None,
     since: Any = None,
     needs_history_ms: int = 0,

@@ -16,7 +16,7 @@ from catchwater.replay.control import (
     PlanUncommitted,
     TransactionOpen,
 )
-from catchwater.replay.plan import CHUNK, Aborted, Missing, PlanRange, Quota, Wanted
+from catchwater.replay.plan import CHUNK, Aborted, Missing, OffsetRange, PlanRange, Quota
 from catchwater.wire.client import TopicDenied
 
 
@@ -77,7 +77,7 @@ RANGE = {
 
 def test_a_plan_says_where_the_bytes_lie(api: Api, control: Control) -> None:
     api.answers.append((200, {"topic": "t", "ranges": [RANGE], "log_start": {}}))
-    plan = control.plan([Wanted("t", 1, 3, 5)])
+    plan = control.plan([OffsetRange("t", 1, 3, 5)])
     assert plan.ranges == (PlanRange("t", 1, CHUNK, "file:///x", 1, 2, 3, 4),)
     assert plan.missing == ()
     body = {**CLIENT, "topic": "t", "ranges": [{"partition": 1, "start": 3, "end": 5}]}
@@ -95,7 +95,9 @@ def test_a_plan_says_what_its_readers_pay_from(api: Api, control: Control) -> No
     api.answers.append(
         (200, {"ranges": [RANGE], "quota": {"bytes_per_s": 7, "url": "http://127.0.0.1:1"}})
     )
-    assert control.plan([Wanted("t", 1, 3, 5)]).quota == Quota(7, "http://127.0.0.1:1", "nightly")
+    assert control.plan([OffsetRange("t", 1, 3, 5)]).quota == Quota(
+        7, "http://127.0.0.1:1", "nightly"
+    )
 
 
 def test_a_grant_is_of_bytes_and_says_when(api: Api, control: Control) -> None:
@@ -106,7 +108,7 @@ def test_a_grant_is_of_bytes_and_says_when(api: Api, control: Control) -> None:
 
 def test_a_plan_for_committed_records_says_what_was_aborted(api: Api, control: Control) -> None:
     api.answers.append(committed(5))
-    plan = control.plan([Wanted("t", 1, 3, 5)], read_committed=True)
+    plan = control.plan([OffsetRange("t", 1, 3, 5)], read_committed=True)
     assert plan.ranges == (PlanRange("t", 1, CHUNK, "file:///x", 1, 2, 3, 4),)
     assert plan.aborted == (Aborted("t", 1, 7, 2, 4),)
     body = {**CLIENT, "topic": "t", "ranges": [{"partition": 1, "start": 3, "end": 5}]}
@@ -117,14 +119,14 @@ def test_an_open_transaction_is_waited_for_and_named_when_it_stays(
     api: Api, control: Control
 ) -> None:
     api.answers += [committed(3), committed(4), committed(5)]
-    assert control.plan([Wanted("t", 1, 3, 5)], read_committed=True).aborted
+    assert control.plan([OffsetRange("t", 1, 3, 5)], read_committed=True).aborted
     assert len(api.calls) == 3
     api.answers += [committed(4)] * 100
     with pytest.raises(TransactionOpen, match=r"up to 4 of t-1 .* since offset 4, for 5 s"):
-        control.plan([Wanted("t", 1, 3, 5)], read_committed=True)
+        control.plan([OffsetRange("t", 1, 3, 5)], read_committed=True)
     api.answers.clear()
     api.answers.append((416, {"error": "X", "missing": [{"partition": 1, "start": 3, "end": 4}]}))
-    plan = control.plan([Wanted("t", 1, 3, 5)], read_committed=True)
+    plan = control.plan([OffsetRange("t", 1, 3, 5)], read_committed=True)
     assert plan.missing == (Missing("t", 1, 3, 4),)
 
 
@@ -133,7 +135,7 @@ def test_a_broker_that_does_not_know_of_isolation_is_not_believed(
 ) -> None:
     api.answers.append((200, {"topic": "t", "ranges": [RANGE]}))
     with pytest.raises(PlanUncommitted, match="does not say in its plans what was aborted"):
-        control.plan([Wanted("t", 1, 3, 5)], read_committed=True)
+        control.plan([OffsetRange("t", 1, 3, 5)], read_committed=True)
 
 
 def test_what_is_gone_is_named(api: Api, control: Control) -> None:
@@ -141,13 +143,13 @@ def test_what_is_gone_is_named(api: Api, control: Control) -> None:
     api.answers.append(
         (416, {"error": "OFFSET_OUT_OF_RANGE", "message": "Gone.", "missing": [gap]})
     )
-    assert control.plan([Wanted("t", 1, 3, 5)]).missing == (Missing("t", 1, 3, 4),)
+    assert control.plan([OffsetRange("t", 1, 3, 5)]).missing == (Missing("t", 1, 3, 4),)
 
 
 def test_a_refusal_keeps_code_sentence_and_hint(api: Api, control: Control) -> None:
     api.answers.append((404, {"error": "NO_TOPIC", "message": "There is none.", "hint": "Look."}))
     with pytest.raises(ControlRefused, match="There is none") as caught:
-        control.plan([Wanted("t", 1, 3, 5)])
+        control.plan([OffsetRange("t", 1, 3, 5)])
     assert (caught.value.status, caught.value.code) == (404, "NO_TOPIC")
     assert caught.value.hint == "Look."
 
@@ -233,7 +235,7 @@ def test_a_plan_that_is_denied_is_not_asked_for_again(api: Api, control: Control
     refusal = {"error": "TOPIC_AUTHORIZATION_FAILED", "message": "No.", "hint": "Ask."}
     api.answers.append((403, refusal))
     with pytest.raises(TopicDenied, match=r"Topic t is denied to this client: No\.") as caught:
-        control.plan([Wanted("t", 1, 0, 10)])
+        control.plan([OffsetRange("t", 1, 0, 10)])
     assert caught.value.topic == "t"
     assert "READ" in (caught.value.hint or "")
     assert len(api.calls) == 1
@@ -259,6 +261,6 @@ def test_the_keeper_of_a_quota_is_asked_by_the_same_user() -> None:
         def request(self, method: str, path: str, content: object = None) -> dict[str, Any]:
             return {"ranges": [], "quota": {"bytes_per_s": 1, "url": "https://h:9645"}}
 
-    quota = Answering("https://alice:secret@h:9644").plan([Wanted("t", 0, 0, 1)]).quota
+    quota = Answering("https://alice:secret@h:9644").plan([OffsetRange("t", 0, 0, 1)]).quota
     assert quota is not None
     assert quota.keeper_url == "https://alice:secret@h:9645"

@@ -19,11 +19,11 @@ from catchwater.replay.plan import (
     CHUNK,
     SEGMENT,
     Aborted,
+    OffsetRange,
     PlanRange,
     Quota,
     Slice,
     TableFiles,
-    Wanted,
     slices_of,
     without,
 )
@@ -47,7 +47,7 @@ def piece(
 
 
 def sliced(*ranges: PlanRange, start: int = 0, end: int = 100, aborted: Any = ()) -> list[Slice]:
-    return slices_of([Wanted("t", 0, start, end)], ranges, aborted)
+    return slices_of([OffsetRange("t", 0, start, end)], ranges, aborted)
 
 
 def always(each: PlanRange) -> bool:
@@ -60,17 +60,23 @@ SEGMENTS = (piece(0, 20, (0, 50)), piece(20, 50, (0, 50)), piece(50, 80, (50, 80
 def test_whole_segments_are_parquet_and_what_is_not_packed_is_not() -> None:
     files, rest = split(sliced(*SEGMENTS), always)
     assert files == ["file:///0/0.parquet", "file:///0/50.parquet"]
-    assert rest == [Wanted("t", 0, 80, 100)]
+    assert rest == [OffsetRange("t", 0, 80, 100)]
 
 
 @pytest.mark.parametrize(
     ("start", "end", "expected"),
     [
         # In the middle of a piece, and where one begins or ends.
-        (5, 100, Parts(["file:///0/50.parquet"], [Wanted("t", 0, 5, 50), Wanted("t", 0, 80, 100)])),
-        (20, 80, Parts(["file:///0/50.parquet"], [Wanted("t", 0, 20, 50)])),
-        (0, 79, Parts(["file:///0/0.parquet"], [Wanted("t", 0, 50, 79)])),
-        (0, 20, Parts([], [Wanted("t", 0, 0, 20)])),
+        (
+            5,
+            100,
+            Parts(
+                ["file:///0/50.parquet"], [OffsetRange("t", 0, 5, 50), OffsetRange("t", 0, 80, 100)]
+            ),
+        ),
+        (20, 80, Parts(["file:///0/50.parquet"], [OffsetRange("t", 0, 20, 50)])),
+        (0, 79, Parts(["file:///0/0.parquet"], [OffsetRange("t", 0, 50, 79)])),
+        (0, 20, Parts([], [OffsetRange("t", 0, 0, 20)])),
     ],
 )
 def test_a_segment_that_is_wanted_in_part_is_read_as_arrow(
@@ -81,16 +87,18 @@ def test_a_segment_that_is_wanted_in_part_is_read_as_arrow(
 
 def test_a_segment_that_an_aborted_transaction_reaches_into_is_read_as_arrow() -> None:
     aborted = [Aborted("t", 0, 7, 45, 55)]
-    assert split(sliced(*SEGMENTS, aborted=aborted), always) == Parts([], [Wanted("t", 0, 0, 100)])
+    assert split(sliced(*SEGMENTS, aborted=aborted), always) == Parts(
+        [], [OffsetRange("t", 0, 0, 100)]
+    )
     aborted = [Aborted("t", 0, 7, 55, 85)]
     assert split(sliced(*SEGMENTS, aborted=aborted), always) == Parts(
-        ["file:///0/0.parquet"], [Wanted("t", 0, 50, 100)]
+        ["file:///0/0.parquet"], [OffsetRange("t", 0, 50, 100)]
     )
 
 
 def test_what_the_leaders_serve_is_left_to_them() -> None:
     slices = [Slice("t", 0, 3, 6), Slice("t", 0, 6, 9), Slice("t", 1, 9, 12), Slice("u", 1, 12, 13)]
-    rest = [Wanted("t", 0, 3, 9), Wanted("t", 1, 9, 12), Wanted("u", 1, 12, 13)]
+    rest = [OffsetRange("t", 0, 3, 9), OffsetRange("t", 1, 9, 12), OffsetRange("u", 1, 12, 13)]
     assert split(slices, always) == Parts([], rest)
 
 
@@ -138,7 +146,7 @@ def test_every_wanted_offset_is_read_once_and_only_whole_clean_segments_are_parq
         at = 0
         for first, size in [*sorted(unwanted), (end, 0)]:
             if at < min(first, end):
-                wanted.append(Wanted("t", number, at, min(first, end)))
+                wanted.append(OffsetRange("t", number, at, min(first, end)))
             at = max(at, first + size)
     aborted = [Aborted("t", 0, 9, first, first + size) for first, size in void_spans]
     void = {(0, offset) for each in aborted for offset in range(*each[3:])}
@@ -254,7 +262,7 @@ def test_what_a_table_has_is_read_from_it_and_the_rest_as_ever(planned: Any) -> 
     log.found = [of_table((0, 0, 60))]
     history.read(None, LEAST)  # type: ignore[arg-type]
     assert log.taken == [log.found]
-    assert log.parts == [Parts([], [Wanted("t", 0, 60, 100)])]
+    assert log.parts == [Parts([], [OffsetRange("t", 0, 60, 100)])]
 
 
 def test_a_table_is_not_read_where_a_quota_binds(planned: Any) -> None:
@@ -310,7 +318,7 @@ def test_the_pin_is_held_until_the_frame_is_released_or_could_not_be_made(planne
 
 
 def test_the_rest_is_asked_for_by_exact_offsets() -> None:
-    rest = [Wanted("t", 0, 5, 9), Wanted("t", 0, 12, 13), Wanted("u", 3, 0, 7)]
+    rest = [OffsetRange("t", 0, 5, 9), OffsetRange("t", 0, 12, 13), OffsetRange("u", 3, 0, 7)]
     options = {**LEAST, "StartingOffsets": "earliest", "endingTimestamp": "7", "columns": "offset"}
     named = {**history._without_place(options), RANGES: history._ranges_json(rest)}
     assert set(named) == {"kafka.bootstrap.servers", "columns", RANGES}

@@ -13,7 +13,7 @@ from catchwater.replay.offsets import (
     to_json,
     wanted,
 )
-from catchwater.replay.plan import Missing, Slice, Task, Wanted
+from catchwater.replay.plan import Missing, OffsetRange, Slice, Task
 
 KEYS = st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 20))
 
@@ -26,7 +26,7 @@ def test_offsets_are_written_as_spark_s_kafka_source_does() -> None:
 
 
 def test_a_new_partition_is_read_from_its_beginning() -> None:
-    assert wanted({("a", 0): 5}, {("a", 0): 5, ("a", 1): 3}) == [Wanted("a", 1, 0, 3)]
+    assert wanted({("a", 0): 5}, {("a", 0): 5, ("a", 1): 3}) == [OffsetRange("a", 1, 0, 3)]
 
 
 def test_a_log_that_ends_before_the_query_has_lost_something() -> None:

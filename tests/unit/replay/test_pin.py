@@ -14,11 +14,11 @@ from catchwater.replay.control import ControlRefused, ControlUnreachable
 from catchwater.replay.offsets import HistoryLost
 from catchwater.replay.options import Offsets, parse_options
 from catchwater.replay.pin import MovingPin, ReadPin, held, planned, renewed
-from catchwater.replay.plan import Missing, Slice, Task, Wanted
+from catchwater.replay.plan import Missing, OffsetRange, Slice, Task
 
 URL = "http://c"
 LEAST = {"kafka.bootstrap.servers": "h:1", "subscribe": "t"}
-WANTED = Wanted("t", 0, 7, 9)
+WANTED = OffsetRange("t", 0, 7, 9)
 
 
 class Api:
@@ -56,10 +56,10 @@ class Asked:
         self.answers = list(answers)
         self.url: str | None = URL
 
-    def wanted(self) -> list[Wanted]:
+    def wanted(self) -> list[OffsetRange]:
         return [WANTED]
 
-    def slices(self, wanted: Sequence[Wanted]) -> list[Slice]:
+    def slices(self, wanted: Sequence[OffsetRange]) -> list[Slice]:
         assert wanted == [WANTED]
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):

@@ -11,10 +11,10 @@ from catchwater.replay.plan import (
     TASK_BYTES,
     Aborted,
     Missing,
+    OffsetRange,
     PlanRange,
     Slice,
     Task,
-    Wanted,
     cut,
     slices_of,
     uncovered,
@@ -49,12 +49,12 @@ def test_a_range_is_described_as_the_control_api_does() -> None:
 
 
 def test_a_slice_is_the_wanted_part_of_a_range() -> None:
-    slices = slices_of([Wanted("t", 0, 5, 25)], [a_range(0, 20, 29), a_range(0, 0, 19)])
+    slices = slices_of([OffsetRange("t", 0, 5, 25)], [a_range(0, 20, 29), a_range(0, 0, 19)])
     assert [(each.first, each.stop) for each in slices] == [(5, 20), (20, 25)]
 
 
 def test_a_partition_may_be_wanted_in_several_pieces() -> None:
-    wanted = [Wanted("t", 0, 0, 10), Wanted("t", 0, 20, 25), Wanted("t", 0, 27, 40)]
+    wanted = [OffsetRange("t", 0, 0, 10), OffsetRange("t", 0, 20, 25), OffsetRange("t", 0, 27, 40)]
     ranges = [a_range(0, 0, 9), a_range(0, 20, 29), a_range(0, 20, 29), a_range(0, 30, 39)]
     slices = slices_of(wanted, ranges)
     found = [(each.first, each.stop) for each in slices]
@@ -64,7 +64,7 @@ def test_a_partition_may_be_wanted_in_several_pieces() -> None:
 
 
 def test_ranges_nobody_asked_for_are_left_out() -> None:
-    assert slices_of([Wanted("t", 0, 5, 6)], [a_range(1, 0, 9), a_range(0, 6, 9)]) == []
+    assert slices_of([OffsetRange("t", 0, 5, 6)], [a_range(1, 0, 9), a_range(0, 6, 9)]) == []
 
 
 def test_an_aborted_transaction_is_described_as_the_control_api_does() -> None:
@@ -87,7 +87,7 @@ def test_a_slice_has_the_aborted_transactions_that_reach_into_it(
     for partition, size in sizes:
         ranges.append(a_range(partition, ends[partition], ends[partition] + size - 1))
         ends[partition] += size
-    wants = [Wanted("t", p, min(wanted[p::2]), max(wanted[p::2])) for p in (0, 1)]
+    wants = [OffsetRange("t", p, min(wanted[p::2]), max(wanted[p::2])) for p in (0, 1)]
     voids = [Aborted("t", p, producer, first, first + more) for p, producer, first, more in aborted]
     for each in slices_of(wants, ranges, voids):
         assert sorted(each.aborted) == sorted(
@@ -101,7 +101,7 @@ def test_a_slice_has_the_aborted_transactions_that_reach_into_it(
 
 
 def test_what_no_slice_holds_is_named() -> None:
-    wanted = [Wanted("t", 0, 0, 100), Wanted("t", 1, 5, 6)]
+    wanted = [OffsetRange("t", 0, 0, 100), OffsetRange("t", 1, 5, 6)]
     slices = slices_of(wanted, [a_range(0, 10, 19), a_range(0, 30, 39)])
     assert uncovered(wanted, slices) == [
         Missing("t", 0, 0, 10),
@@ -127,7 +127,7 @@ def test_by_default_each_partition_has_a_task() -> None:
 
 def test_a_large_partition_is_read_by_many_tasks() -> None:
     pieces = [a_range(0, 10 * n, 10 * n + 9, TASK_BYTES // 8) for n in range(80)]
-    slices = slices_of([Wanted("t", 0, 0, 800)], pieces)
+    slices = slices_of([OffsetRange("t", 0, 0, 800)], pieces)
     tasks = cut(slices)
     assert len(tasks) == 10
     assert {len(task.slices) for task in tasks} == {8}

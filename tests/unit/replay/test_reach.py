@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from catchwater.replay.control import Control, SentAstray, check_host, check_location
-from catchwater.replay.plan import Wanted
+from catchwater.replay.plan import OffsetRange
 from catchwater.wire import connection
 
 HERE, NEAR, FAR = "http://127.0.0.1:9644", "http://10.9.8.7:9644", "http://8.8.8.8:9644"
@@ -106,7 +106,7 @@ class Answering(Control):
 )
 def test_a_plan_that_sends_us_astray_is_no_plan(answer: dict[str, object]) -> None:
     with pytest.raises(SentAstray):
-        Answering(FAR, answer).plan([Wanted("t", 0, 0, 1)])
+        Answering(FAR, answer).plan([OffsetRange("t", 0, 0, 1)])
 
 
 def test_staged_objects_are_not_put_where_others_choose() -> None:

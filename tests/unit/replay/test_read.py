@@ -16,7 +16,7 @@ from catchwater.replay import read as read_module
 from catchwater.replay.control import Plan
 from catchwater.replay.offsets import HistoryLost
 from catchwater.replay.options import COLUMNS
-from catchwater.replay.plan import CHUNK, SEGMENT, Missing, PlanRange, Slice, Task, Wanted
+from catchwater.replay.plan import CHUNK, SEGMENT, Missing, OffsetRange, PlanRange, Slice, Task
 from catchwater.replay.read import ROWS, RangeDamaged, ReadSettings, arrow_schema, read_task
 from catchwater.wire.arrow import encode_batch
 from catchwater.wire.client import RequestTimedOut
@@ -139,8 +139,8 @@ class Planner:
     def __init__(self, url: str, locations: Sequence[str]) -> None:
         assert (url, locations) == ("http://c", ())
 
-    def plan(self, wanted: Sequence[Wanted], *, read_committed: bool) -> Plan:
-        assert wanted == [Wanted("t", 3, 12, 15)]
+    def plan(self, wanted: Sequence[OffsetRange], *, read_committed: bool) -> Plan:
+        assert wanted == [OffsetRange("t", 3, 12, 15)]
         return self.answer
 
 

@@ -16,7 +16,7 @@ from catchwater.replay import read as read_module
 from catchwater.replay import source as source_module
 from catchwater.replay.options import COLUMNS, BadOption, parse_options
 from catchwater.replay.pin import ReadPin
-from catchwater.replay.plan import Slice, Task, Wanted
+from catchwater.replay.plan import OffsetRange, Slice, Task
 from catchwater.replay.read import ReadSettings, arrow_schema
 from catchwater.replay.source import (
     BatchReader,
@@ -76,10 +76,10 @@ class Subscription:
     def check_present(self, start: Any, now: Any) -> None:
         self.checked.append((dict(start), dict(now)))
 
-    def wanted(self) -> list[Wanted]:
-        return [Wanted("t", 0, 0, self.end)] if self.end else []
+    def wanted(self) -> list[OffsetRange]:
+        return [OffsetRange("t", 0, 0, self.end)] if self.end else []
 
-    def slices(self, wanted: list[Wanted]) -> list[Slice]:
+    def slices(self, wanted: list[OffsetRange]) -> list[Slice]:
         return [Slice(*each) for each in wanted]
 
     def cut(self, slices: list[Slice]) -> list[Task]:
@@ -87,7 +87,7 @@ class Subscription:
 
     def tasks(self, start: dict[Any, int], end: dict[Any, int]) -> list[Task]:
         first, stop = start["t", 0], end["t", 0]
-        return self.cut(self.slices([Wanted("t", 0, first, stop)] if first < stop else []))
+        return self.cut(self.slices([OffsetRange("t", 0, first, stop)] if first < stop else []))
 
     def control_url(self) -> str:
         return "http://c"

@@ -10,7 +10,7 @@ from catchwater.replay import subscription as subscription_module
 from catchwater.replay.control import CONTROL_URL, Plan
 from catchwater.replay.offsets import HistoryLost
 from catchwater.replay.options import BadOption, parse_options
-from catchwater.replay.plan import SEGMENT, Aborted, Missing, PlanRange, Wanted
+from catchwater.replay.plan import SEGMENT, Aborted, Missing, OffsetRange, PlanRange
 from catchwater.replay.subscription import PartitionsGone, Subscription, TopicUnknown
 from catchwater.values.policy import FIELDS, SECRET, SecretMissing
 from catchwater.wire.client import EARLIEST, LATEST, Cluster, RequestRefused
@@ -65,7 +65,7 @@ class Log:
             raise RequestRefused("DescribeConfigs was refused.", code=self.refusal)
         return {topic: {FIELDS: self.fields} if self.fields else {} for topic in topics}
 
-    def plan(self, wanted: Sequence[Wanted], *, read_committed: bool) -> Plan:
+    def plan(self, wanted: Sequence[OffsetRange], *, read_committed: bool) -> Plan:
         gaps, ranges = [], []
         aborted = (Aborted("a", 0, 7, 25, 35), Aborted("a", 0, 8, 60, 70))
         for topic, partition, start, end in wanted:

@@ -4,7 +4,7 @@ import pytest
 
 from catchwater.web import of_log, words
 from catchwater.web.facts import GroupFact, TopicFact
-from catchwater.web.view import PAGE_ROWS, Asked, Table, query_of
+from catchwater.web.view import PAGE_ROWS, PageQuery, Table, query_of
 
 NOW_MS = 1_790_000_000_000
 TOPICS = [
@@ -13,14 +13,14 @@ TOPICS = [
 ]
 
 
-def shown(asked: Asked) -> Table:
+def shown(asked: PageQuery) -> Table:
     table = of_log.topics(TOPICS, asked, NOW_MS, -1).panels[0].table
     assert table is not None
     return table
 
 
 def test_a_list_begins_with_the_largest_and_has_one_page_of_rows() -> None:
-    table = shown(Asked())
+    table = shown(PageQuery())
     assert table.paging is not None
     assert (table.paging.total, table.paging.pages) == (700, 14)
     assert [row[0].text for row in table.rows[:2]] == ["orders.699", "orders.698"]
@@ -28,22 +28,22 @@ def test_a_list_begins_with_the_largest_and_has_one_page_of_rows() -> None:
 
 
 def test_a_list_is_sorted_and_searched_as_asked() -> None:
-    assert shown(Asked("name", False)).rows[0][0].text == "orders.000"
-    found = shown(Asked("name", False, 1, "ORDERS.01"))
+    assert shown(PageQuery("name", False)).rows[0][0].text == "orders.000"
+    found = shown(PageQuery("name", False, 1, "ORDERS.01"))
     assert [row[0].text for row in found.rows] == [f"orders.01{n}" for n in range(10)]
-    assert shown(Asked(find="nothing")).empty == "Nothing has 'nothing' in its name."
+    assert shown(PageQuery(find="nothing")).empty == "Nothing has 'nothing' in its name."
 
 
 def test_what_nobody_should_ask_for_is_answered_with_what_there_is() -> None:
-    table = shown(Asked.of({"sort": "x' OR 1", "order": "sideways", "page": "99999999"}))
+    table = shown(PageQuery.of({"sort": "x' OR 1", "order": "sideways", "page": "99999999"}))
     assert table.paging is not None
     assert (table.paging.sort, table.paging.page) == ("size", 14)
-    assert Asked.of({"page": "-1"}).page == 1
-    assert Asked.of({"page": "9" * 5000}).page == 1
+    assert PageQuery.of({"page": "-1"}).page == 1
+    assert PageQuery.of({"page": "9" * 5000}).page == 1
 
 
 def test_a_link_to_another_page_keeps_the_order_and_the_search() -> None:
-    paging = shown(Asked("records", True, 1, "a&b")).paging
+    paging = shown(PageQuery("records", True, 1, "a&b")).paging
     assert paging is not None
     assert query_of(paging, page=2) == "?sort=records&order=desc&page=2&find=a%26b"
 
@@ -56,7 +56,7 @@ def test_a_group_is_held_against_what_was_promised(
     lag_s: float | None, promise_s: float | None, mark: str
 ) -> None:
     group = GroupFact("g", "Stable", "consumer", 1, 4, 1, 10, lag_s, {"t": 10}, promise_s)
-    table = of_log.groups([group], Asked(), NOW_MS).panels[0].table
+    table = of_log.groups([group], PageQuery(), NOW_MS).panels[0].table
     assert table is not None
     (row,) = table.rows
     assert row[5].mark == mark

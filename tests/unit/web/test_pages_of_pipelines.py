@@ -10,14 +10,14 @@ from catchwater.verdicts import Compared, Freshness, Lag, Restored, Verdict
 from catchwater.web import of_pipelines as pages
 from catchwater.web.facts import report_of
 from catchwater.web.sampler import changes, of_report
-from catchwater.web.view import Asked, Line, View
+from catchwater.web.view import Line, PageQuery, View
 
 FAIL = Verdict("fail", "The sink differs: 1 altered.", "catchwater sink verify cards.toml")
 UNKNOWN = Verdict("unknown", "Nobody has looked.", "catchwater sink verify cards.toml")
 
 
 def page_of(**changed: object) -> View:
-    seen = pages.PipelineSeen(report(**changed), [], [], [], None)
+    seen = pages.PipelinePage(report(**changed), [], [], [], None)
     return pages.pipeline(seen, NOW_MS)
 
 
@@ -112,7 +112,7 @@ def test_an_old_report_is_unknown_and_its_failure_stays() -> None:
 
 
 def test_no_line_of_a_pipeline_that_is_silent_stays_green() -> None:
-    seen = pages.PipelineSeen(report(), [], [], [], None)
+    seen = pages.PipelinePage(report(), [], [], [], None)
     fresh = pages.pipeline(seen, NOW_MS)
     assert line(fresh, "correct", "sink alerts").mark == "ok"
     later = pages.pipeline(seen, NOW_MS + 60_000)
@@ -160,7 +160,7 @@ def test_drills_are_listed_newest_first_with_the_restore_beside_its_estimate() -
         )  # fmt: skip
 
     results = {"1.json": result("kill-task", 1, 9.0), "2.json": result("zone", 2, 14.0)}
-    view = pages.drills(pages.Drills(None, results), Asked(), NOW_MS)
+    view = pages.drills(pages.Drills(None, results), PageQuery(), NOW_MS)
     table = view.panels[0].table
     assert table is not None
     assert [row[0].text for row in table.rows] == ["zone", "kill-task"]

@@ -6,7 +6,7 @@ from catchwater.catalog.rows import BrokerRow
 from catchwater.wal.base import WalDescription
 from catchwater.web import of_log
 from catchwater.web.facts import BrokerFact, TableFact, Times, TopicFact
-from catchwater.web.view import Asked, Line, View
+from catchwater.web.view import Line, PageQuery, View
 
 NOW_MS = 1_790_000_000_000
 TOPIC = TopicFact("orders", 2, 10, 20, 1_000, NOW_MS - 1_000, {}, 0.0)
@@ -28,14 +28,14 @@ def test_how_long_a_topic_is_kept_is_said_with_where_it_comes_from() -> None:
         ({"cleanup.policy": "compact"}, day_ms, "compacted"),
     ):
         found = [TOPIC._replace(settings=settings)]
-        table = of_log.topics(found, Asked(), NOW_MS, default_ms).panels[0].table
+        table = of_log.topics(found, PageQuery(), NOW_MS, default_ms).panels[0].table
         assert table is not None
         assert table.rows[0][-1].text == said
 
 
 def test_a_topic_that_is_a_table_says_what_the_table_lacks() -> None:
     def shown(table: TableFact | None) -> View:
-        return of_log.topic(of_log.TopicSeen(TOPIC, [], [], [], table), Asked(), NOW_MS)
+        return of_log.topic(of_log.TopicPage(TOPIC, [], [], [], table), PageQuery(), NOW_MS)
 
     assert "table" not in {panel.id for panel in shown(None).panels}
     there = TableFact("lake.orders", True, 90, 3, 4096, NOW_MS - 20_000, 10, 0)
@@ -49,14 +49,14 @@ def test_a_topic_that_is_a_table_says_what_the_table_lacks() -> None:
     assert {line.mark for line in found.values()} == {"warn", "unknown"}, "nothing is green"
 
 
-def broker(**changes: Any) -> of_log.BrokerSeen:
+def broker(**changes: Any) -> of_log.BrokersPage:
     now = BrokerFact(
         1.0, 0, 0, 0.0, 0.0, 1, 0, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, {}, {}, 0, 0.0,
         NOTHING, 0, 0, 0, {"WAL": 0, "segments": 0},
     )._replace(**changes)  # fmt: skip
     wal = WalDescription("file", "fast", "a disk", "this broker only", is_shared=False)
     row = BrokerRow(1, 1, "", "h", 1, "http://h:2", "file", False, "live", 0)
-    return of_log.BrokerSeen(1, [row], now, None, 0.0, wal, "file:///o", [])
+    return of_log.BrokersPage(1, [row], now, None, 0.0, wal, "file:///o", [])
 
 
 def test_what_reads_and_writes_cost_is_unknown_until_there_were_some() -> None:

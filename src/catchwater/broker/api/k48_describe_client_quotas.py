@@ -8,7 +8,7 @@ from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
 from catchwater.broker.gate import Operation, Whole, the_cluster
-from catchwater.broker.quotas import Wanted, matching, shown_entity
+from catchwater.broker.quotas import EntityFilter, matching, shown_entity
 from catchwater.wire.errors import ErrorCode
 
 _MATCHES = (0, 1, 2)
@@ -17,7 +17,7 @@ _KINDS = ("user", "client-id", "ip")
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """List what fits."""
-    filters = [Wanted(c.entity_type, c.match_type, c.match) for c in request.components]
+    filters = [EntityFilter(c.entity_type, c.match_type, c.match) for c in request.components]
     kinds = [each.kind for each in filters]
     if (
         len(set(kinds)) < len(kinds)

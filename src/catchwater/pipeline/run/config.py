@@ -24,7 +24,7 @@ from catchwater.pipeline.functions.spec import MIN_HANDLER_TIMEOUT_MS, FunctionS
 from catchwater.recovery.fenced import LEASE_MS, SHORTEST_LEASE_MS
 from catchwater.recovery.handover import current
 from catchwater.recovery.ledger import OffsetMap, folder_of
-from catchwater.recovery.points import MOST, NEWEST, Kept
+from catchwater.recovery.points import MOST, NEWEST, PointPolicy
 from catchwater.sinks import config as sinks
 from catchwater.sinks.config import SinkConfig
 from catchwater.verdicts import spelled_s
@@ -400,12 +400,12 @@ class PipelineConfig:
         return self.shards or 2 * self.tasks
 
     @property
-    def kept(self) -> Kept:
+    def kept(self) -> PointPolicy:
         """Which epochs can be restored."""
         every_ms = self.checkpoints_ms or 0
         if isinstance(self.retain, int):
-            return Kept(self.retain, every_ms)
-        return Kept(self.retain_most, every_ms, self.retain // timedelta(milliseconds=1))
+            return PointPolicy(self.retain, every_ms)
+        return PointPolicy(self.retain_most, every_ms, self.retain // timedelta(milliseconds=1))
 
     @property
     def every_sink(self) -> dict[str, SinkConfig]:

@@ -18,7 +18,7 @@ from catchwater.clock import SYSTEM, Clock
 from catchwater.replay.export.file import COMPRESSIONS
 from catchwater.replay.export.place import ExportRefused, open_place
 from catchwater.replay.export.source import OPTION, ExportSource, Settings
-from catchwater.replay.plan import Wanted, joined
+from catchwater.replay.plan import OffsetRange, joined
 from catchwater.replay.source import loaded
 
 
@@ -37,7 +37,7 @@ class Exported:
 
     url: str
     files: tuple[ExportedFile, ...]
-    ranges: tuple[Wanted, ...]
+    ranges: tuple[OffsetRange, ...]
     """The offsets that the files stand for, in order; those side by side are one range."""
 
     @property
@@ -78,7 +78,7 @@ def export(
         undo.callback(place.abandon)
         rows = spark.read.format(ExportSource.name()).options(**named).load().collect()
         files = sorted(ExportedFile(*row[:3]) for row in rows)
-        pieces = [Wanted(*each) for row in rows for each in msgspec.json.decode(row.ranges)]
+        pieces = [OffsetRange(*each) for row in rows for each in msgspec.json.decode(row.ranges)]
         exported = Exported(place.url, tuple(files), tuple(joined(sorted(pieces))))
         place.publish(msgspec.json.encode(asdict(exported)))
         undo.pop_all()

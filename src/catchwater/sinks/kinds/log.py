@@ -430,10 +430,12 @@ def read_records(
     control: "Control", topic: str, ranges: Mapping[int, Tail]
 ) -> Iterator[PlacedRecord]:
     """The topic's records in these offsets, by partition and offset."""
-    from catchwater.replay.plan import Task, Wanted, slices_of
+    from catchwater.replay.plan import OffsetRange, Task, slices_of
     from catchwater.replay.read import ReadSettings, read_task
 
-    wanted = [Wanted(topic, p, start, end) for p, (start, end) in ranges.items() if start < end]
+    wanted = [
+        OffsetRange(topic, p, start, end) for p, (start, end) in ranges.items() if start < end
+    ]
     if not wanted:
         return
     settings = ReadSettings(

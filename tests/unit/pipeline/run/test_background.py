@@ -13,7 +13,7 @@ from catchwater.clock import SYSTEM
 from catchwater.pipeline.run import background
 from catchwater.pipeline.run.background import Reporter, compare
 from catchwater.pipeline.run.config import PipelineConfig
-from catchwater.pipeline.status import Asked
+from catchwater.pipeline.status import LogAnswer
 from catchwater.replay.control import ControlRefused
 from catchwater.sinks.base import RowId, SinkUnavailable
 from catchwater.sinks.config import SinkContext
@@ -42,8 +42,8 @@ class LogWatch:
     def __init__(self, config: PipelineConfig, clock: Any) -> None:
         self.closed = False
 
-    def look(self, read: Any, contract: Any) -> Asked:
-        return Asked(Lag(0, 0.0))
+    def look(self, read: Any, contract: Any) -> LogAnswer:
+        return LogAnswer(Lag(0, 0.0))
 
     def close(self) -> None:
         self.closed = True

@@ -8,7 +8,7 @@ import pytest
 from catchwater.config import ConfigError
 from catchwater.pipeline.run.config import AVAILABLE_NOW, PipelineConfig, load
 from catchwater.recovery.ledger import shown
-from catchwater.recovery.points import Kept
+from catchwater.recovery.points import PointPolicy
 from catchwater.replay.options import parse_options
 
 FILE = """\
@@ -312,20 +312,24 @@ def with_recovery(*lines: str) -> str:
 @pytest.mark.parametrize(
     ("lines", "kept", "back_ms"),
     [
-        ((), Kept(5), None),
-        (("retain = 9",), Kept(9), None),
-        (('checkpoints = "60s"',), Kept(5, 60_000), 300_000),
-        (('checkpoints = "60s"', "retain = 9"), Kept(9, 60_000), 540_000),
-        (('checkpoints = "60s"', 'retain = "24h"'), Kept(2000, 60_000, 86_400_000), 86_400_000),
+        ((), PointPolicy(5), None),
+        (("retain = 9",), PointPolicy(9), None),
+        (('checkpoints = "60s"',), PointPolicy(5, 60_000), 300_000),
+        (('checkpoints = "60s"', "retain = 9"), PointPolicy(9, 60_000), 540_000),
+        (
+            ('checkpoints = "60s"', 'retain = "24h"'),
+            PointPolicy(2000, 60_000, 86_400_000),
+            86_400_000,
+        ),
         (
             ('checkpoints = "60s"', 'retain = "24h"', "retain_most = 60"),
-            Kept(60, 60_000, 86_400_000),
+            PointPolicy(60, 60_000, 86_400_000),
             3_600_000,
         ),
     ],
 )
 def test_restore_points_are_chosen_by_time_or_number(
-    tmp_path: Path, lines: tuple[str, ...], kept: Kept, back_ms: int | None
+    tmp_path: Path, lines: tuple[str, ...], kept: PointPolicy, back_ms: int | None
 ) -> None:
     config = read(tmp_path, with_recovery(*lines))
     assert config.kept == kept
