@@ -160,15 +160,14 @@ def moved(
 def _keep(opened: _Opened, reports: "Mapping[str, Report]") -> None:
     """Let the pipeline's status tell it, too."""
     from catchwater.clock import SYSTEM
-    from catchwater.pipeline.run.background import summed_up
-    from catchwater.recovery import compared
+    from catchwater.sinks.reconcile import keep_comparisons, summed_up
 
     found = [
         summed_up(name, report, SYSTEM.now_ms(), exactly_once=name not in opened.unmarked)
         for name, report in reports.items()
     ]
     with suppress(OSError):
-        compared.keep(opened.checkpoint, found, opened.every)
+        keep_comparisons(opened.checkpoint, found, opened.every)
 
 
 def verified(file: Path) -> "dict[str, Report]":

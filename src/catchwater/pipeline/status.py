@@ -23,7 +23,7 @@ from catchwater.config import CatchwaterError
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.run.versions import Identity, find_function
 from catchwater.pipeline.supervise import Supervision, read_supervision
-from catchwater.recovery import compared, progress
+from catchwater.recovery import progress
 from catchwater.recovery.checkpoint import commit_ms
 from catchwater.recovery.contract import (
     Contract,
@@ -51,6 +51,7 @@ from catchwater.replay.control import Control
 from catchwater.replay.offsets import from_json
 from catchwater.replay.options import parse_options
 from catchwater.replay.subscription import Subscription
+from catchwater.sinks.reconcile import comparisons
 from catchwater.verdicts import (
     Behind,
     Checked,
@@ -103,7 +104,7 @@ def status_of(
     bound = _bound(folder)
     checks = checked(found.contract, asked)
     freshness = freshness_of(config, found, lag, now_ms)
-    reports = compared.load(folder)
+    reports = comparisons(folder)
     file = shlex.quote(config.file) if config.file else "FILE"
     contract = found.contract
     return PipelineStatus(

@@ -4,11 +4,19 @@
 epochs at a time as bounded memory allows; `repair` has the sink correct what was found. Rows are
 compared, not only marks, because a mark does not change when somebody deletes a row. Staged outputs
 are kept for `keep`; older epochs are not compared.
+
+A running pipeline and `catchwater sink verify` keep their newest comparison of each sink beside the
+checkpoint (`comparisons`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Literal, NamedTuple
 
+import msgspec
+
+from catchwater.recovery.ledger import FOLDER, LedgerDamaged, read_json, write_whole
 from catchwater.sinks.base import (
     Fix,
     OutputRecord,
@@ -20,6 +28,7 @@ from catchwater.sinks.base import (
     Truth,
 )
 from catchwater.sinks.epochs import PieceDamaged
+from catchwater.verdicts import Compared
 
 RANGE_ROWS = 1_000_000
 """Rows that are compared at a time, about 300 bytes each; an epoch is never divided."""
@@ -214,3 +223,42 @@ def _ranges(sink: Sink, epochs: Sequence[int]) -> Iterator[list[int]]:
             run, rows = [], 0
     if run:
         yield run
+
+
+# --- what was found is kept -----------------------------------------------------------------------
+
+
+def summed_up(name: str, report: Report, now_ms: int, *, exactly_once: bool) -> Compared:
+    """One comparison in numbers."""
+    kinds: Sequence[str] = [finding.kind for finding in report.findings]
+    return Compared(
+        name,
+        now_ms,
+        report.rows,
+        missing=kinds.count("missing"),
+        doubled=kinds.count("doubled"),
+        altered=kinds.count("altered"),
+        foreign=kinds.count("foreign"),
+        lost=len(report.gone),
+        first_epoch=report.first,
+        last_epoch=report.last,
+        exactly_once=exactly_once,
+    )
+
+
+def comparisons(checkpoint: Path) -> list[Compared]:
+    """The newest comparison of each sink on this machine; a file that is damaged says nothing."""
+    with suppress(LedgerDamaged, OSError):
+        return read_json(_comparisons_file(checkpoint), list[Compared]) or []
+    return []
+
+
+def keep_comparisons(checkpoint: Path, found: Iterable[Compared], sinks: Iterable[str]) -> None:
+    """Keep these beside those of other sinks, as far as the pipeline still has those."""
+    merged = {each.sink: each for each in (*comparisons(checkpoint), *found)}
+    there = [merged[name] for name in sinks if name in merged]
+    write_whole(_comparisons_file(checkpoint), msgspec.json.encode(there))
+
+
+def _comparisons_file(checkpoint: Path) -> Path:
+    return checkpoint / FOLDER / "compared.json"

@@ -28,7 +28,7 @@ from catchwater.broker.control.replies import Refusal, find, json_reply, operati
 from catchwater.broker.gate import ANONYMOUS, THE_CLUSTER, Operation, Resource, ResourceType
 from catchwater.catalog.rows import OpenTxnRow
 from catchwater.config import CatchwaterError
-from catchwater.drill.look import PALETTE, SIGNS
+from catchwater.drill.page import PALETTE, SIGNS
 from catchwater.drill.result import load_results
 from catchwater.recovery.group import Move
 from catchwater.verdicts import PipelineStatus

@@ -18,7 +18,7 @@ again.
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -32,7 +32,7 @@ from catchwater.config import CatchwaterError
 from catchwater.pipeline.opened import OpenPipeline
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.status import LogWatch, status_of
-from catchwater.recovery import checkpoint, compared, handover, remote
+from catchwater.recovery import checkpoint, handover, remote
 from catchwater.recovery.folder import key_part
 from catchwater.recovery.intact import Look, look
 from catchwater.recovery.ledger import FOLDER
@@ -218,7 +218,7 @@ class Reporter:
             before = last
             with suppress(OSError):  # without its file the verdict is that nobody knows
                 found = [msgspec.structs.replace(each, every_s=wait_s) for each in found]
-                compared.keep(folder, found, self._pipeline.config.every_sink)
+                reconcile.keep_comparisons(folder, found, self._pipeline.config.every_sink)
             self._wake.set()
 
     def _compared(self, last: int) -> list[Compared]:
@@ -279,25 +279,7 @@ def compare(
             found = found._replace(findings=kept, gone=gone)
     except (CatchwaterError, OSError) as error:
         return Compared(name, clock.now_ms(), problem=str(error))
-    return summed_up(name, found, clock.now_ms(), exactly_once=config.exactly_once)
-
-
-def summed_up(name: str, report: reconcile.Report, now_ms: int, *, exactly_once: bool) -> Compared:
-    """A comparison in numbers."""
-    kinds: Sequence[str] = [finding.kind for finding in report.findings]
-    return Compared(
-        name,
-        now_ms,
-        report.rows,
-        missing=kinds.count("missing"),
-        doubled=kinds.count("doubled"),
-        altered=kinds.count("altered"),
-        foreign=kinds.count("foreign"),
-        lost=len(report.gone),
-        first_epoch=report.first,
-        last_epoch=report.last,
-        exactly_once=exactly_once,
-    )
+    return reconcile.summed_up(name, found, clock.now_ms(), exactly_once=config.exactly_once)
 
 
 # Savepoints on a schedule.
