@@ -183,8 +183,8 @@ def prove(
         for line in about(topic, lines_of(folder)):
             gone = line.after is None and line.before is not None
             state = "gone" if gone else "read" if "plan" in line.action else "changed"
-            told = Place(line.action, line.resource, line.host, line.principal)
-            rows.append((state, *told, f"line {line.number}, {_time(line.time_ms)}"))
+            place = Place(line.action, line.resource, line.host, line.principal)
+            rows.append((state, *place, f"line {line.number}, {_time(line.time_ms)}"))
     print_rows(["state", *_COLUMNS, "evidence"], rows, as_json=as_json)
     if broken:
         raise typer.Exit(FAILS)

@@ -299,8 +299,8 @@ def _show_reset(plan: "ResetPlan") -> None:
     print_table(["partition", "log_start", "log_end", "read_to", "to", "again", "skipped"], rows)
     typer.echo()
     state = f"{spaced(plan.keys)} keys, {spaced(plan.state_bytes)} bytes: given up, it begins empty"
-    told = [("state", state), *((f"sink {name}", what) for name, what in plan.sinks.items())]
-    print_table(["after it", ""], told)
+    lines = [("state", state), *((f"sink {name}", what) for name, what in plan.sinks.items())]
+    print_table(["after it", ""], lines)
 
 
 def _free_name(shelf: "Shelf", name: str) -> str:

@@ -169,9 +169,9 @@ def cold_replay(scene: Scene) -> None:
         scene.unseen("acknowledgements beside the replay", "too few records were acknowledged")
     else:
         ratio = max(busy, _FLOOR_S) / max(quiet, _FLOOR_S)
-        told = f"p99 {1000 * quiet:.1f} ms before, {1000 * busy:.1f} ms beside the replay"
+        latencies = f"p99 {1000 * quiet:.1f} ms before, {1000 * busy:.1f} ms beside the replay"
         scene.find(at_most("acknowledgements beside the replay", round(ratio, 2),
-                           scene.budget.slower, "times", told))  # fmt: skip
+                           scene.budget.slower, "times", latencies))  # fmt: skip
     _judge(scene, clients)
 
 

@@ -117,9 +117,9 @@ class Play:
     def restored(self, pipeline: Child, estimate: tuple[float, float, float] | None = None) -> None:
         """The same of a restore, which the contract has foretold; of an older one, `estimate`."""
         self.catch_up(pipeline)
-        told = self._promised.restore if self._promised else None
+        promised = self._promised.restore if self._promised else None
         low, seconds, high = estimate or (
-            (told.low_s, told.seconds, told.high_s) if told else (None, None, None)
+            (promised.low_s, promised.seconds, promised.high_s) if promised else (None, None, None)
         )
         self.scene.restore_s, self.scene.estimate_s = self.took_s, seconds
         self.scene.find(foretold(self.took_s, low, high))
@@ -130,11 +130,11 @@ class Play:
 
     def estimate_of(self, restore_s: float | None) -> tuple[float, float, float] | None:
         """By the log as it is now, with the error bar of the contract's."""
-        told = self._promised.restore if self._promised else None
-        if restore_s is None or told is None or not told.seconds or told.low_s is None:
+        estimate = self._promised.restore if self._promised else None
+        if restore_s is None or estimate is None or not estimate.seconds or estimate.low_s is None:
             return None
-        high = restore_s * (told.high_s or 10 * told.seconds) / told.seconds
-        return restore_s * told.low_s / told.seconds, restore_s, high
+        high = restore_s * (estimate.high_s or 10 * estimate.seconds) / estimate.seconds
+        return restore_s * estimate.low_s / estimate.seconds, restore_s, high
 
     def started_again(self, pipeline: Child) -> Child:
         """By its supervisor; without one, by hand."""
@@ -184,8 +184,8 @@ class Play:
             scene.unseen("rows", "nothing was fed")
         if isinstance(self.stage, SparkStage):
             return
-        told = scene.catchwater("sink", "verify", str(self.stage.file), "--json", codes=(0, 4))
-        wrong = sum(len(sink["findings"]) + len(sink["epochs_lost"]) for sink in json.loads(told))
+        output = scene.catchwater("sink", "verify", str(self.stage.file), "--json", codes=(0, 4))
+        wrong = sum(len(sink["findings"]) + len(sink["epochs_lost"]) for sink in json.loads(output))
         scene.find(at_most("rows that sink verify finds", wrong, 0, "rows"))
 
     def pin(self) -> None:
@@ -294,8 +294,9 @@ def _go_back(play: Play, pipeline: Child) -> tuple[Child, float | None] | None:
     scene.manual("catchwater pipeline stop FILE")
     pipeline.stop()
     file = str(play.stage.file)
-    told = json.loads(scene.catchwater("recovery", "explain", file, "--json"))["checkpoints"]
-    oldest = next((row for row in told if row["restorable"]), None)
+    explained = json.loads(scene.catchwater("recovery", "explain", file, "--json"))
+    checkpoints = explained["checkpoints"]
+    oldest = next((row for row in checkpoints if row["restorable"]), None)
     if oldest is None:
         scene.unseen("an older checkpoint", "none can be restored")
         return None
@@ -307,7 +308,9 @@ def _go_back(play: Play, pipeline: Child) -> tuple[Child, float | None] | None:
         scene.catchwater("recovery", "restore", file, "--checkpoint", number, "--yes")
 
     replayed = f"{oldest['replay_records']} records to replay"
-    scene.fault(f"back to checkpoint {number} of {told[-1]['checkpoint']}: {replayed}", restore)
+    scene.fault(
+        f"back to checkpoint {number} of {checkpoints[-1]['checkpoint']}: {replayed}", restore
+    )
     scene.manual(f"catchwater recovery restore FILE --checkpoint {number} --yes")
     scene.manual("catchwater pipeline run FILE")
     return play.stage.start_pipeline(supervised=True), oldest["restore_s"]

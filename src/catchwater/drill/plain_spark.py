@@ -156,8 +156,9 @@ class SparkWatch(Watch):
         with suppress(FileNotFoundError):
             for line in (folder / "offsets" / str(self.committed)).read_text().splitlines():
                 with suppress(json.JSONDecodeError):
-                    told = json.loads(line)
-                    position = told.get(topic, position) if isinstance(told, dict) else position
+                    offsets = json.loads(line)
+                    if isinstance(offsets, dict):
+                        position = offsets.get(topic, position)
         return bool(position) and all(position.get(str(p), 0) >= end for p, end in ends.items())
 
     def contract(self) -> Contract | None:

@@ -302,8 +302,8 @@ class ByCommands:
                 stdin=subprocess.DEVNULL,
             )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired) as problem:
-            told = f"The command {what} of {self.name} did not end well: {problem}."
-            raise CommandFailed(told, hint=" ".join(command)) from problem
+            message = f"The command {what} of {self.name} did not end well: {problem}."
+            raise CommandFailed(message, hint=" ".join(command)) from problem
         if done.returncode:
             said = (done.stderr or done.stdout).strip()[-300:]
             raise CommandFailed(
@@ -315,11 +315,11 @@ class ByCommands:
 def read_platform(path: Path) -> ByCommands:
     """The platform of a TOML file. Raises `BadPlatform`."""
     try:
-        told = tomllib.loads(path.read_text())
+        settings = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
         raise BadPlatform(f"The platform's file {path} cannot be read: {problem}.") from problem
     known = {"name": str, "bootstrap": str, "kill": list, "start": list}
-    for key, value in told.items():
+    for key, value in settings.items():
         if key not in known:
             raise BadPlatform(
                 f"{path}: there is no key {key!r}.", hint=f"The nearest is {nearest(key, known)}."
@@ -327,13 +327,13 @@ def read_platform(path: Path) -> ByCommands:
         if not isinstance(value, known[key]) or not all(_is_text(part) for part in value):
             wanted = "a list of words" if known[key] is list else "a text"
             raise BadPlatform(f"{path}: {key} must be {wanted}.")
-    missing = [key for key in known if not told.get(key)]
+    missing = [key for key in known if not settings.get(key)]
     if missing:
         raise BadPlatform(
             f"{path}: {missing[0]} is missing.",
             hint='name, bootstrap, kill and start, such as kill = ["ssh", "kafka-2", "…"].',
         )
-    return ByCommands(**told)
+    return ByCommands(**settings)
 
 
 def _is_text(value: Any) -> bool:

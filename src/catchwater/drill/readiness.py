@@ -290,9 +290,9 @@ def _partitioned(p: PipelineEvidence) -> Finding:
     if p.split_keys is None:
         return _NOT_ASKED
     if p.split_keys:
-        told = "; ".join(f"{topic}: {key} is in two" for topic, key in p.split_keys.items())
+        keys = "; ".join(f"{topic}: {key} is in two" for topic, key in p.split_keys.items())
         mend = "Give all producers of the topic the same partitioner."
-        return Finding("warn", f"a key lies in two partitions: {told}", mend)
+        return Finding("warn", f"a key lies in two partitions: {keys}", mend)
     return Finding("pass", "in what was looked at each key has one partition")
 
 
@@ -377,14 +377,14 @@ def _drill_line(name: str, evidence: Evidence) -> Finding:
     if last is None:
         return Finding("warn", "it was never rehearsed", run)
     days = (evidence.asked_ms - last.result.started_ms) / DAY_MS
-    told = f"{last.result.verdict} on {last.result.platform}, {days:.0f} days ago"
+    found = f"{last.result.verdict} on {last.result.platform}, {days:.0f} days ago"
     if last.result.verdict == "fail":
-        return Finding("fail", told, f"{last.file} says why; then {run}")
+        return Finding("fail", found, f"{last.file} says why; then {run}")
     if last.result.verdict == "unknown":
-        return Finding("unknown", told, run)
+        return Finding("unknown", found, run)
     if days > FRESH_DAYS:
-        return Finding("warn", f"{told}: older than {FRESH_DAYS} days", run)
-    return Finding("pass", told)
+        return Finding("warn", f"{found}: older than {FRESH_DAYS} days", run)
+    return Finding("pass", found)
 
 
 def _last(evidence: Evidence, name: str) -> DrillEvidence | None:

@@ -131,11 +131,11 @@ def foretold(measured_s: float, low_s: float | None, high_s: float | None) -> Fi
 def read_budgets(path: Path, drills: Iterable[str]) -> dict[str, Budget]:
     """Drill to its budget: `[budget]` is everybody's, `[budget.NAME]` one's. Raises `BadBudget`."""
     try:
-        told = tomllib.loads(path.read_text())
+        content = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
         raise BadBudget(f"The budget's file {path} cannot be read: {problem}.") from problem
-    budget, known = told.pop("budget", {}), list(drills)
-    if told or not isinstance(budget, dict):
+    budget, known = content.pop("budget", {}), list(drills)
+    if content or not isinstance(budget, dict):
         raise BadBudget(f"{path}: all of it belongs into [budget] and [budget.NAME].")
     own = {name: keys for name, keys in budget.items() if isinstance(keys, dict)}
     for name in own:
@@ -146,8 +146,8 @@ def read_budgets(path: Path, drills: Iterable[str]) -> dict[str, Budget]:
     return {name: _budget(path, common | own.get(name, {})) for name in known}
 
 
-def _budget(path: Path, told: Mapping[str, Any]) -> Budget:
-    amounts = {_field(path, key): _amount(path, key, value) for key, value in told.items()}
+def _budget(path: Path, given: Mapping[str, Any]) -> Budget:
+    amounts = {_field(path, key): _amount(path, key, value) for key, value in given.items()}
     return msgspec.convert(amounts, Budget)
 
 

@@ -135,8 +135,8 @@ class Scene:
         )  # fmt: skip
         if done.returncode not in codes:
             said = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-            told = said[-1].removeprefix("error: ") if said else done.stderr.strip()[-300:]
-            raise CommandRefused(f"catchwater {words} ended with {done.returncode}: {told}")
+            problem = said[-1].removeprefix("error: ") if said else done.stderr.strip()[-300:]
+            raise CommandRefused(f"catchwater {words} ended with {done.returncode}: {problem}")
         return done.stdout
 
     def settle(self) -> None:

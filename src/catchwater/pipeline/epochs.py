@@ -604,10 +604,12 @@ class RestoreWatch:
         )
 
     def _estimated_s(self, rebuilt_bytes: int) -> float | None:
-        told = self._foretold
-        if told is None:
+        foretold = self._foretold
+        if foretold is None:
             return None
-        return told.seconds if rebuilt_bytes or told.with_local_s is None else told.with_local_s
+        if rebuilt_bytes or foretold.with_local_s is None:
+            return foretold.seconds
+        return foretold.with_local_s
 
     def _is_over(self, entry: EpochEntry, now_s: float, tail: Tail) -> bool:
         came = sum(max(0, tail.get(key, end) - end) for key, end in self._tail.items())

@@ -99,7 +99,7 @@ def account(
     in_flight = _in_flight(found, newest, end, sinks, {*unmarked})
     done = newest.epoch if newest else None
     is_known = newest is not None or found.last < 0
-    told = [
+    sink_states = [
         _sink(name, has, newest, {*unmarked}, recorded)
         if is_known or isinstance(has, str)
         else SinkHas(name, has, "has no epoch" if has is None else f"has epochs up to {has}")
@@ -112,12 +112,12 @@ def account(
         ("inputs", _processed(found, newest, inputs, records)),
         *([("tables", _spelled(tables))] if tables else []),
         ("state", _state(newest, keys, size, shards)),
-        *((f"sink {each.sink}", each.words) for each in told),
+        *((f"sink {each.sink}", each.words) for each in sink_states),
         ("in flight", in_flight.words if in_flight else "nothing"),
         *([("under way", under_way)] if under_way else []),
     ]
     return Account(
-        done, inputs, records, tables, keys, size, shards, told, in_flight, words
+        done, inputs, records, tables, keys, size, shards, sink_states, in_flight, words
     )  # fmt: skip
 
 

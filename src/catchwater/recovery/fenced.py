@@ -294,9 +294,9 @@ class Writer:
         self.check()
         self._beats += 1
         keep = self._keep
-        told = Beat(self._beats, self._number, self._full, self._deleted, released)
+        beat = Beat(self._beats, self._number, self._full, self._deleted, released)
         began_s = self._clock.monotonic_s()
-        self._store.put(_beat_key(self.fence), [msgspec.json.encode(told)])
+        self._store.put(_beat_key(self.fence), [msgspec.json.encode(beat)])
         self._refuse_successor(began_s)
         until = min(keep, self._deleted + DELETED_A_BEAT)
         for number in range(self._deleted, 0 if released else until):

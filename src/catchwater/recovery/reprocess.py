@@ -224,11 +224,11 @@ def _letter(
     value: bytes,
     inputs: set[str],
 ) -> Letter:
-    told = {name: headers.get(name, b"").decode(errors="replace") for name in _TOLD}
+    known = {name: headers.get(name, b"").decode(errors="replace") for name in _TOLD}
     origin = None
-    if told["topic"] in inputs and told["partition"].isdigit():
-        origin = told["topic"], int(told["partition"])
-    return Letter(partition, offset, key, value, origin, told["error"])
+    if known["topic"] in inputs and known["partition"].isdigit():
+        origin = known["topic"], int(known["partition"])
+    return Letter(partition, offset, key, value, origin, known["error"])
 
 
 _TOLD = ("topic", "partition", "error")

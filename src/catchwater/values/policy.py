@@ -107,8 +107,8 @@ def _masked(value: Any) -> Any:
 def _hashed(value: Any) -> Any:
     if value is None:
         return None
-    told = value.encode() if isinstance(value, str) else msgspec.json.encode(value, order="sorted")
-    return hmac.new(_secret(), told, hashlib.sha256).hexdigest()[:32]
+    text = value.encode() if isinstance(value, str) else msgspec.json.encode(value, order="sorted")
+    return hmac.new(_secret(), text, hashlib.sha256).hexdigest()[:32]
 
 
 _ACTIONS: dict[str, Callable[[Any], Any]] = {

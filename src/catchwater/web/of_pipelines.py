@@ -503,19 +503,19 @@ def _stop(report: PipelineStatus) -> list[Line]:
 
 def _catching_up(report: PipelineStatus) -> dict[str, Panel]:
     """A restore that is under way, first on the page."""
-    told = report.catching_up
-    if told is None:
+    restore = report.catching_up
+    if restore is None:
         return {}
     lines = [
         Line(
             "all",
-            f"{told['percent']:.0f} %",
-            share=told["percent"] / 100,
-            note=f"{told['phase']}, {words.span(told['since_s'])} after the start"
-            + ("" if told["eta_s"] is None else f", {words.span(told['eta_s'])} left"),
+            f"{restore['percent']:.0f} %",
+            share=restore["percent"] / 100,
+            note=f"{restore['phase']}, {words.span(restore['since_s'])} after the start"
+            + ("" if restore["eta_s"] is None else f", {words.span(restore['eta_s'])} left"),
         )
     ]
-    for each in [*told["shards"], *told["partitions"]][:16]:
+    for each in [*restore["shards"], *restore["partitions"]][:16]:
         speed = each["bytes_per_s"]
         left = "" if each["eta_s"] is None else f", {words.span(each['eta_s'])} left"
         note = "" if speed is None else f"{speed / 1e6:.1f} MB/s{left}"

@@ -132,7 +132,7 @@ def of_report(report: PipelineStatus) -> dict[str, float]:
 
 def _of_report(report: PipelineStatus) -> dict[str, float]:
     restore: Mapping[str, Any] = report.restore or {}
-    told, fresh = report.catching_up, report.freshness
+    catching_up, fresh = report.catching_up, report.freshness
     found: dict[str, float | None] = {
         "lag": report.lag.records,
         "lag_s": report.lag.seconds,
@@ -141,12 +141,12 @@ def _of_report(report: PipelineStatus) -> dict[str, float]:
         "in_per_s": report.rate.get("in_per_s"),
         "out_per_s": report.rate.get("out_per_s"),
         "catch_up_per_s": None
-        if told is None
-        else sum(p["per_s"] or 0 for p in told["partitions"]),
+        if catching_up is None
+        else sum(p["per_s"] or 0 for p in catching_up["partitions"]),
         "estimate_s": restore.get("seconds"),
         "max_restore_s": restore.get("max_restore_s"),
         "measured_s": report.restores[-1].measured_s if report.restores else None,
-        "restoring_s": None if told is None else told["since_s"],
+        "restoring_s": None if catching_up is None else catching_up["since_s"],
         "state_bytes": report.operator.get("state_bytes"),
         "wrong": sum(each.wrong for each in report.compared) if report.compared else None,
     }
