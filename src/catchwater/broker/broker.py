@@ -386,6 +386,14 @@ def errors_by_partition(request: Any, errors: Mapping[tuple[str, int], ErrorCode
     }
 
 
+def refused_by_partition(topic: Any, error: ErrorCode) -> Fields:
+    """One topic of such a reply: all its partitions have the same error."""
+    partitions = [
+        {"partition_index": p.partition_index, "error_code": error} for p in topic.partitions
+    ]
+    return {"name": topic.name, "partitions": partitions}
+
+
 async def answered(broker: Broker, work: Awaitable[T]) -> tuple[ErrorCode, T | None]:
     """What a transaction request came to: NONE and its outcome, or the error it is answered.
 

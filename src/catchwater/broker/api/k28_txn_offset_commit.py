@@ -13,7 +13,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from catchwater.broker.api.k08_offset_commit import check
-from catchwater.broker.broker import Api, Broker, Call, Fields, answered, errors_by_partition
+from catchwater.broker.broker import (
+    Api,
+    Broker,
+    Call,
+    Fields,
+    answered,
+    errors_by_partition,
+    refused_by_partition,
+)
 from catchwater.broker.gate import (
     Each,
     Operation,
@@ -82,15 +90,8 @@ async def _refusal(broker: Broker, call: Call, request: Any) -> ErrorCode:
     return await broker.groups.check_commit(request.group_id, member)
 
 
-def _refused(topic: Any, error: ErrorCode) -> Fields:
-    partitions = [
-        {"partition_index": p.partition_index, "error_code": error} for p in topic.partitions
-    ]
-    return {"name": topic.name, "partitions": partitions}
-
-
 def _refuse(call: Call, request: Any, error: ErrorCode) -> Fields:
-    return {"topics": [_refused(topic, error) for topic in request.topics]}
+    return {"topics": [refused_by_partition(topic, error) for topic in request.topics]}
 
 
 API = Api(
@@ -102,6 +103,6 @@ API = Api(
     asks=[
         Whole(Operation.WRITE, the_transactional_id),
         Whole(Operation.READ, the_group),
-        Each(Operation.READ, the_topic, "topics", "topics", _refused),
+        Each(Operation.READ, the_topic, "topics", "topics", refused_by_partition),
     ],
 )

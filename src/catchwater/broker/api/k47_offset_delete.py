@@ -2,7 +2,14 @@
 
 from typing import Any
 
-from catchwater.broker.broker import Api, Broker, Call, Fields, errors_by_partition
+from catchwater.broker.broker import (
+    Api,
+    Broker,
+    Call,
+    Fields,
+    errors_by_partition,
+    refused_by_partition,
+)
 from catchwater.broker.coordination.held import MOVED
 from catchwater.broker.gate import Each, Operation, Whole, the_group, the_topic
 from catchwater.catalog.errors import CatalogRetriable
@@ -54,13 +61,6 @@ def _check(broker: Broker, group_id: str, name: str, partition: Any) -> ErrorCod
     return ErrorCode.NONE
 
 
-def _refused(topic: Any, error: ErrorCode) -> Fields:
-    partitions = [
-        {"partition_index": p.partition_index, "error_code": error} for p in topic.partitions
-    ]
-    return {"name": topic.name, "partitions": partitions}
-
-
 API = Api(
     47,
     "OffsetDelete",
@@ -68,6 +68,6 @@ API = Api(
     handle,
     asks=[
         Whole(Operation.DELETE, the_group),
-        Each(Operation.READ, the_topic, "topics", "topics", _refused),
+        Each(Operation.READ, the_topic, "topics", "topics", refused_by_partition),
     ],
 )
