@@ -199,7 +199,7 @@ class BrokerConfig:
     catchwater_schema_registry_user: str = ""
     catchwater_schema_registry_password: str = ""
     catchwater_encryption_keys: str = ""
-    """Whose keys seal objects, see `objects.keys`; empty: they are not sealed."""
+    """The keys that seal objects, see `objects.keys`; empty: they are not sealed."""
     catchwater_encryption_local: str = ""
     """`disk`: what lies beside the objects is on an encrypted disk."""
     catchwater_secret_folders: str = ""

@@ -51,7 +51,7 @@ class Answer(NamedTuple):
 
 
 class Session:
-    """Whose connection it is, and what lets them pass."""
+    """The principal of a connection, and the state of its login."""
 
     def __init__(
         self,

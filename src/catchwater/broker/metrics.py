@@ -346,7 +346,7 @@ class Metrics:
         self.throttled_seconds.labels(key).inc(seconds)
 
     def lagging(self, size_bytes: int) -> None:
-        """So much was read from storage for a consumer that lags behind."""
+        """Count bytes read from storage for a consumer that lags behind."""
         self.lagging_bytes.inc(size_bytes)
 
     def page(self) -> bytes:

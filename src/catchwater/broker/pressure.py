@@ -236,7 +236,7 @@ class Entrance(Generic[C]):
     def __init__(self, rates: "ConnectionRates") -> None:
         self.rates = rates
         self.newcomers: Newcomers[C] = Newcomers()
-        """Those without a good request yet."""
+        """Connections without a good request yet."""
         self._host: dict[C, str] = {}
         self._by_host: Counter[str] = Counter()
 

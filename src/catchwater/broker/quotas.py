@@ -150,7 +150,7 @@ _MOST_RESOLVED = 10_000
 
 
 class Entity(NamedTuple):
-    """Whose quota: a user, a client id or both; None: of any. At least one is named."""
+    """What a quota is for: a user, a client id or both; None: any. At least one is named."""
 
     user: str | None
     client_id: str | None
@@ -232,10 +232,10 @@ class ThrottleMetrics(Protocol):
     """Where it is shown what was throttled."""
 
     def throttled(self, key: str, seconds: float) -> None:
-        """So long a client waits for this."""
+        """Count how long a client waits for this."""
 
     def lagging(self, size_bytes: int) -> None:
-        """So much was read from storage for a consumer that lags behind."""
+        """Count bytes read from storage for a consumer that lags behind."""
 
 
 class Quotas:

@@ -368,7 +368,7 @@ class Server:
         self.request_seconds = {api.key: of_api(api.name) for api in broker.apis.values()}
         self.pressure = Pressure(broker.config.queued_max_request_bytes)
         self.held_back: dict[Connection, None] = {}
-        """Those with a large request for which there was no room, the first to come first."""
+        """Connections with a large request for which there was no room, first come first."""
         now_s, config = broker.clock.monotonic_s(), broker.config
         self.refusals = RefusalLog(now_s)
         self.entrance: Entrance[Connection] = Entrance(
@@ -379,7 +379,7 @@ class Server:
             )
         )
         self._answered: dict[Connection, None] = {}
-        """Those with replies to be sent at the end of this turn of the event loop."""
+        """Connections with replies to be sent at the end of this turn of the event loop."""
         self._connections: set[Connection] = set()
         self._doors: list[Door] = []
         self._certificates: dict[str, Certificate] = {}

@@ -43,7 +43,7 @@ _LOG = logging.getLogger("catchwater.broker")
 
 
 class TokenUser(NamedTuple):
-    """Whom a token names, and for how long."""
+    """The user a token names, and for how long."""
 
     user: str
     left_s: float
@@ -92,7 +92,7 @@ class Tokens:
         return self.check(found[1].decode())
 
     def check(self, token: str) -> TokenUser:
-        """Whom the token names. Raises `NotProved`."""
+        """The user that the token names. Raises `NotProved`."""
         if self._clock.monotonic_s() - self._asked_s > _FRESH_S:
             self.refresh()
         try:

@@ -31,7 +31,7 @@ BY_ID, BY_SCHEMA, DECLARED = "id", "schema", "declared"
 
 _MISSING_S = 10.0
 _PAUSE_S = 1.0
-"""So long the registry is not asked again after it did not answer."""
+"""How long the registry is left alone after it did not answer."""
 _EVER = float("inf")
 _MOST_IDS = 10_000
 """Known at once; a client may send any number."""

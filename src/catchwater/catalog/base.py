@@ -583,7 +583,7 @@ class Catalog(ABC):
 
     @query
     def known_objects(self, db: Db, keys: Collection[str]) -> set[str]:
-        """Those of the keys that have a row, in any state."""
+        """The keys that have a row, in any state."""
         return {key for (key,) in db.each("object_known", [(key,) for key in keys])}
 
     # --- pins --------------------------------------------------------------------------------

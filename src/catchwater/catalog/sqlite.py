@@ -58,7 +58,7 @@ T = TypeVar("T")
 
 _LOCK_WAIT_S = 5.0
 _ROWS_A_LOOK = 100
-"""So many changed rows put a few hundred pages into `-wal` at the most: see `CHECKPOINT_PAGES`."""
+"""That many changed rows put at most a few hundred pages into `-wal`: see `CHECKPOINT_PAGES`."""
 _LOCKED = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 
 _STATEMENTS = STATEMENTS["sqlite"]

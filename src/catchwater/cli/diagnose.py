@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 _ASK_S = 10.0
 MAX_GROUPS = 100
-"""So many groups are asked: each costs some requests."""
+"""How many groups are asked: each costs some requests."""
 
 
 @app.command()

@@ -34,7 +34,7 @@ OWNED = ".catchwater-drill"
 """The file in a run's folder that says whose it is; without, nothing is deleted."""
 COMMAND_S = 120.0
 ASK_S = 2.0
-"""So long a broker has to answer."""
+"""How long a broker may take to answer."""
 _GONE_S = 30.0
 _POLL_S = 0.02
 

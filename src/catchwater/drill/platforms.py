@@ -29,7 +29,7 @@ READY_S = 180.0
 COMMAND_S = 120.0
 """How long a platform's own command may take."""
 ASK_S = 2.0
-"""So long somebody has to say which brokers there are."""
+"""How long a broker may take to say which brokers there are."""
 ZONES = ("a", "b", "c")
 CLUSTER_ID = "Y2F0Y2h3YXRlci1kcmlsbA"
 _PRODUCTION = re.compile(r"(?<![a-z])(prod|prd|production|live)(?![a-z])", re.IGNORECASE)

@@ -36,7 +36,7 @@ class Budget(msgspec.Struct, frozen=True):
     unavailable_s: float = 60.0
     """The longest time in which no record was acknowledged."""
     slower: float = 3.0
-    """So many times as long as before may an acknowledgement take, at the 99th percentile."""
+    """How many times its time before an acknowledgement may take, at the 99th percentile."""
     missing: int = 0
     duplicate: int = 0
     anomalies: int = 0

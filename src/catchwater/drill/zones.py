@@ -189,7 +189,7 @@ def _programs() -> Path:
 
 
 def _user() -> str | None:
-    """Whom it runs as: ourselves, unless we are root."""
+    """The user it runs as; None: our own, unless we are root."""
     if os.geteuid() != 0:
         return None
     there = {each.pw_name for each in pwd.getpwall()}

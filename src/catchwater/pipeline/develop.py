@@ -63,7 +63,7 @@ AGAIN_S = 2.0
 """How long a driver waits with a query that failed at something outside, such as a broker."""
 _POLL_S = 0.1
 SHOWN = 20
-"""So many outputs of a sink are shown of the epochs of one look."""
+"""How many outputs of a sink one look shows."""
 _COPY = re.compile(r" \(\S+/code/[0-9a-f]{64}\.py\)")
 _MOST_PRINTED = 64 << 20
 """The file of prints begins anew when it has so many bytes, all of them shown."""

@@ -66,7 +66,7 @@ SWEEP_EVERY_S = 10.0
 """Listing a store costs more than the garbage that a few epochs leave."""
 
 PINS_EVERY_S = 30.0
-"""So often pins are looked at where restore points are chosen by time, and none is new."""
+"""How often pins are checked where restore points are chosen by time and none is new."""
 
 WARN_EVERY_S = 60.0
 """A breach of a budget is said when it begins, and again so often while it lasts."""
@@ -532,7 +532,7 @@ class PaceMeter:
 
 
 _STEADY = 0.97
-"""So much of what was left after one epoch, or more, is left after the next when it is steady."""
+"""A lag is steady if an epoch leaves at least this share of what the epoch before it left."""
 
 
 class RestoreWatch:

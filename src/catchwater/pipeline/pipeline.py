@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _CONTRACT_S, _POLL_S = 10.0, 0.05
-"""So long after an epoch's commit may its contract be on its way."""
+"""How long after an epoch's commit its contract may be missing."""
 
 
 class Settings(TypedDict, total=False):

@@ -281,7 +281,7 @@ class SupervisorSettings:
     """Within an hour."""
     spare: bool
     epoch_timeout_ms: int | None = None
-    """So long may an epoch take; None: any time."""
+    """How long an epoch may take; None: any time."""
 
 
 def supervise(wanted: SupervisorSettings, clock: Clock = SYSTEM) -> None:

@@ -27,7 +27,7 @@ from catchwater.pipeline.workers import FOLDER, stack_path
 
 LOOK_S = 1.0
 GRACE_LOOKS = 5
-"""So many looks after a handler was interrupted, its process is ended."""
+"""After this many looks the process of an interrupted handler is ended."""
 HUNG = 124
 """The exit code of a process that is ended because a handler cannot be interrupted."""
 _INTERRUPT = signal.SIGUSR2
@@ -61,7 +61,7 @@ class _Dog:
         self._progress: Progress | None = None
         self._function = ""
         self._looks = 0
-        """So many may find the same."""
+        """How many looks may find the same handler at work before it is interrupted."""
         self._suspect: Any = None
         self._seen = 0
         self._main = threading.main_thread().ident or 0

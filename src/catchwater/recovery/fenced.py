@@ -50,7 +50,7 @@ LEASE_MS = 15_000
 SHORTEST_LEASE_MS = 2000
 """Below that a store that is slow for a moment costs a driver its checkpoint."""
 BEATS = 3
-"""So often a lease is renewed before it would end."""
+"""How often a lease is renewed before it would end."""
 FULL_EVERY = 64
 """Records between two full ones, at least; also, they have as many bytes as a full one."""
 DELETED_A_BEAT = 100

@@ -241,7 +241,7 @@ def in_words(checkpoint: Path) -> str:
 
 
 def shadow_of(checkpoint: Path) -> Shadow | None:
-    """Whom the checkpoint follows or has followed; None: it always led."""
+    """What the checkpoint follows or has followed; None: it always led."""
     return read_json(_path(checkpoint, "shadow"), Shadow)
 
 

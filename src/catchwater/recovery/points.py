@@ -20,7 +20,7 @@ from catchwater.recovery.checkpoint import Checkpoint, forget, move, read_one
 from catchwater.recovery.ledger import Ledger, LedgerDamaged, Passed, numbered
 
 NEWEST = 5
-"""So many epochs are whole in any case: where the newest is broken, little is to be replayed."""
+"""How many of the newest epochs are always kept whole, so that a broken one costs little replay."""
 MOST = 2000
 """Restore points, unless the file says otherwise; each is a pin, and some files."""
 
@@ -74,7 +74,7 @@ class PointPolicy:
         return Choice(self._young_enough(points, committed[-1].end.clock_ms), points[-1].epoch)
 
     def _young_enough(self, points: list[Checkpoint], now_ms: int) -> list[Checkpoint]:
-        """Those of the span, with the one right before it: it leads to the span's beginning."""
+        """The points within the span, and the one right before it, which leads to its beginning."""
         points = points[-self.most :]
         if self.span_ms is None:
             return points
@@ -106,7 +106,7 @@ def thin(folder: Path, kept: PointPolicy, choice: Choice, held: Sequence[int]) -
 
 
 def _epochs(folder: Path) -> list[int]:
-    """Those of which there is any file."""
+    """The epochs that have any file."""
     ours = Ledger(folder).folder
     logs = (folder / "offsets", ""), (folder / "commits", "")
     own = (ours / "epochs", ".json"), (ours / "contracts", ".json")

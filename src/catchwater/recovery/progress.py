@@ -68,7 +68,7 @@ class Progress(msgspec.Struct, frozen=True):
     phase: str
     """`session`, `state` or `input`."""
     shards: list[Done]
-    """Whose state has to be read, on this machine."""
+    """The shards whose state has to be read, on this machine."""
     partitions: list[Done]
 
 

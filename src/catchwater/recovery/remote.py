@@ -64,7 +64,7 @@ _HERE = {
 _LASTING = {"beginning.json", "pipeline.json", "versions.json"}
 """What no process of ours takes out of the ledger's folder."""
 LOOKS = 10
-"""So often in a lease one that waits for its turn looks."""
+"""How often during one lease a waiting driver looks."""
 _KEPT_CODE = f"{FOLDER}/code/"
 """Files named by their content: one too many does no harm, and may be about to be needed."""
 

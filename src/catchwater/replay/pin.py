@@ -33,7 +33,7 @@ _EACH = 0.3
 """And then after this part of it, so that three renewals fail before the lease ends."""
 
 _GOODBYE_S = 5.0
-"""So long it is tried to remove a pin; if it stays, it ends with its lease."""
+"""How long removing a pin is tried; a pin that stays ends with its lease."""
 
 THREAD = "renew-pin"
 """The name of the thread that does it."""

@@ -361,7 +361,7 @@ class Marks(msgspec.Struct, frozen=True):
 
     @classmethod
     def none(cls, owner: Owner) -> "Marks":
-        """Those of a target in which nothing is yet."""
+        """The marks of a target that is still empty."""
         return cls(owner.pipeline, owner.sink, owner.generation)
 
     def claimed(self, owner: Owner) -> "Marks":

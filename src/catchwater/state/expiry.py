@@ -18,7 +18,7 @@ _STEPS = 16
 
 
 class Journal:
-    """Whose entries in one table an epoch wrote, by when they are to be looked at."""
+    """The keys whose entries in one table an epoch wrote, by the time they are to be looked at."""
 
     def __init__(self, table: Table, ttl_ms: int, series: int = 0) -> None:
         """Journals of one table with different lifetimes need different `series`, below 256."""

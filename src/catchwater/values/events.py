@@ -39,7 +39,7 @@ class EventValues(msgspec.Struct, frozen=True):
 
     settings: ValueSettings
     registry: Registry | None = None
-    """Then each value begins with the id of its schema."""
+    """If set, each value begins with the id of its schema."""
 
     def decoder(self, declared: Any, hook: Hook) -> Callable[[bytes], Any]:
         """From a value to an event of the declared class.

@@ -31,10 +31,10 @@ T = TypeVar("T")
 
 FRAME_BYTES = 5
 ANSWER_S, PATIENCE_S = 5.0, 30.0
-"""So long may one answer take, and so long is a schema asked for that nobody has."""
+"""How long one answer may take, and how long a schema is asked for that is not there."""
 _PAUSE_S = 1.0
 _MISSING_S = 10.0
-"""So long an id that the registry does not have is not asked for again."""
+"""How long an unknown id is not asked for again."""
 _NOT_FOUND = 404
 _NOT_TAKEN = (409, 422)
 """A schema that is incompatible, or that is none."""

@@ -142,7 +142,7 @@ class Wal(WalPlace, Protocol):
     """One writer appends; anybody may read. All calls block."""
 
     prefix: str
-    """Of this writer's file names: empty, or `<broker id>-<session epoch>/` among many brokers."""
+    """Of this writer's files: empty, or `<broker id>-<session epoch>/` among many brokers."""
     linger_ms: int
     """How long to wait for more of a frame; 0: not at all."""
     linger_bytes: int

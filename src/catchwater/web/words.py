@@ -19,7 +19,7 @@ def count(number: float | None) -> str:
 
 
 def rate(per_s: float | None, unit: str = "") -> str:
-    """So many a second, rounded to what can be read at a glance."""
+    """A rate per second, rounded to what can be read at a glance."""
     if per_s is None:
         return DASH
     space = f"\u202f{unit}" if unit else ""

@@ -175,7 +175,7 @@ async def _caller(broker: Broker, request: Request, asks: Asks) -> Caller:
 
 
 def _by_certificate(broker: Broker, request: Request) -> str:
-    """Whom the connection's certificate names; nobody, where none was shown."""
+    """The principal that the connection's certificate names; `ANONYMOUS` without one."""
     shown, authorities = getattr(request.state, CERTIFICATE, (None, 0))
     if not shown or broker.control_certificate is None:
         return ANONYMOUS

@@ -60,7 +60,7 @@ class Backlog:
         self._config = config
         self._appends = appends
         self._done_bytes = appends.size_bytes - 1  # after a start there may be something
-        """So many of the bytes appended do not wait any more."""
+        """How many of the appended bytes no longer wait."""
         self._since_s = now_s
         """What waits has come since then, or was tried in vain."""
         self._oldest_s = self._began_s = now_s

@@ -88,7 +88,7 @@ class PlanRange:
 
 
 class PlanTooLarge(CatchwaterError):
-    """So many places hold the offsets that are asked for that an answer would be endless."""
+    """The requested offsets lie in more places than one answer may name."""
 
     def __init__(self) -> None:
         super().__init__(

@@ -45,7 +45,7 @@ _LOOKUPS = 3
 _CHUNK_OVERHEAD_BYTES = 384
 _RUN_OVERHEAD_BYTES = 640
 _FEW_BATCHES = 8
-"""So many are walked again by every read."""
+"""Up to this number every read walks the batches again."""
 
 T = TypeVar("T")
 

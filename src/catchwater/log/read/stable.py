@@ -21,10 +21,10 @@ _END = 2**63 - 1
 
 @dataclass(slots=True)
 class _Known:
-    """Of one partition."""
+    """What is known of one partition."""
 
     high_watermark: int = -1
-    """Of the last look at the catalog; -1 before the first."""
+    """As of the last look at the catalog; -1 before the first."""
     last_stable_offset: int = -1
     upto: int = 0
     """All aborted transactions with a marker before this offset are in `aborted`."""
@@ -119,7 +119,7 @@ class Stability:
 
 
 def _among(rows: Sequence[AbortedRow], start: int, end: int) -> list[AbortedRow]:
-    """Those of the rows, which are by their ends, that reach into [start, end)."""
+    """The rows that reach into [start, end); the rows are ordered by their ends."""
     first = bisect_left(rows, start, key=lambda row: row.last_offset)
     return sorted(
         (row for row in rows[first:] if row.first_offset < end), key=lambda row: row.first_offset

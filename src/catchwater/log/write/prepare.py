@@ -111,7 +111,7 @@ class Preparation:
         None while batches wait here, which no other may overtake.
         """
         self.load_after_records: float = LOAD_AFTER_RECORDS
-        """So many records are walked before the compiled loop is loaded.
+        """How many records are walked before the compiled loop is loaded.
 
         A caller that walks some itself counts them down here, and leaves its request to `submit`
         once there are none left.

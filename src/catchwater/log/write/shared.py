@@ -152,7 +152,7 @@ class SharedCommitter:
         return await wrap_future(self._catalog.transact(scope, decide))
 
     async def txns(self, *, unfinished: bool = False) -> list[TxnRow]:
-        """Those in the catalog."""
+        """Transactional ids as the catalog has them."""
         find = self._catalog.unfinished_txns if unfinished else self._catalog.txns
         return await asyncio.to_thread(find)
 

@@ -98,7 +98,7 @@ class Appends:
     """When the last of it was, on a clock that never jumps."""
 
     def add(self, size_bytes: int, now_s: float) -> None:
-        """So many bytes were appended just now."""
+        """Count bytes that were appended just now."""
         self.size_bytes += size_bytes
         self.last_s = now_s
 
@@ -378,7 +378,7 @@ class Source:
     session: Session | None
     wal: Wal
     max_uncommitted: int
-    """So many chunks are written, or being so, and not committed yet; 0: without limit."""
+    """How many chunks may be under way and not committed yet; 0: any number."""
     threads: ThreadPoolExecutor
     idle_threads: int
     writing: set[asyncio.Future[Any]] = field(default_factory=set)
@@ -472,7 +472,7 @@ class EmbeddedCommitter:
         return result
 
     async def txns(self, *, unfinished: bool = False) -> list[TxnRow]:
-        """Those in memory, of which the catalog may not have the newest yet."""
+        """Transactional ids as they are in memory; the catalog may not have the newest yet."""
         rows = self.txns_by_producer.values()
         return [row for row in rows if not unfinished or row.state not in IDLE]
 

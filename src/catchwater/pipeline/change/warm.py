@@ -112,16 +112,16 @@ def _shown(row: tuple[bytes, bytes]) -> str:
 _log = logging.getLogger("catchwater.pipeline")
 
 NEAR = 1
-"""So many epochs behind the old version counts as caught up."""
+"""How many epochs behind the old version count as caught up."""
 
 _SLOWER = 2
-"""So many of the shadow's epochs long the old version leaves between two, as long as it leads."""
+"""While it leads, the old version waits this many epochs of the shadow between two of its own."""
 _LONGEST_MS = 10_000
 _PACED_BY = 3
 """Epochs of the shadow by which its pace is measured."""
 _ASK_EVERY_MS = 1000
 _IDLE_MS = 10_000
-"""So long a shadow waits for an epoch to compare before it takes over without."""
+"""How long a shadow waits for an epoch to compare before it takes over without one."""
 
 
 class OutputsDiffer(CatchwaterError):

@@ -54,9 +54,9 @@ class _Side:
     input: str
     event_time_of: Any
     back_ms: int
-    """So much older may the other side's event be at most."""
+    """How much older the other side's event may be."""
     ahead_ms: int
-    """So much younger."""
+    """How much younger."""
     alone: bool
     """Whether `unmatched` is called for an event of this side that finds none."""
 

@@ -67,7 +67,7 @@ YEAR_9999_MS = 253_402_300_799_999
 """No event is later: one that is would move the watermark beyond all others for ever."""
 _MANY_YOUNG = 100_000
 _YOUNG_OF_A_RECORD = 3
-"""So many new objects remain, beside the epoch's records (a state and two dicts each), before they
+"""How many new objects remain, beside the epoch's records (a state and two dicts each), before they
 are looked through."""
 
 
@@ -177,7 +177,7 @@ class _Epoch:
         progress.context = self._context
         self.done = Processed()
         self._keys: list[bytes] = []
-        """Whose records the block under way has asked for."""
+        """The keys whose records the current block has asked for."""
         self._in_blocks = False
         self._places: list[int] = []
         """Side by side with the outputs, as long as they lie in the order of the blocks."""

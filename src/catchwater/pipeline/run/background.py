@@ -49,9 +49,9 @@ SOONEST_S = 2.0
 _AGAIN_S = 0.3
 """After so long a checkpoint that looked damaged is looked at again: epochs come and go."""
 _REFUSED_S = 60.0
-"""After a refusal the next report waits so long."""
+"""How long the next report waits after a refusal."""
 _EPOCHS = 20
-"""So many epochs a report lists."""
+"""How many epochs a report lists."""
 _STOP_S = 2.0
 """How long the end waits for what a thread is doing."""
 

@@ -327,7 +327,7 @@ class PipelineConfig:
     ] = None
     """None: as each function declares."""
     poison_limit: Annotated[int | None, _Key("pipeline", "poison_limit", _count)] = None
-    """So many poisoned events fail the pipeline after all."""
+    """How many poisoned events fail the pipeline; None: as each function declares."""
     handler_timeout_ms: Annotated[
         int | None, _Key("pipeline", "handler_timeout", _handler_timeout)
     ] = None
@@ -347,7 +347,7 @@ class PipelineConfig:
     trace_every: Annotated[int | None, _Key("pipeline", "trace_every", _count)] = None
     """Every n-th epoch is traced; None: none is."""
     max_staleness_ms: Annotated[int | None, _Key("pipeline", "max_staleness", _duration)] = None
-    """So old may the oldest record be that was not processed; None: as `verdicts` has it."""
+    """How old the oldest unprocessed record may be; None: the default of `verdicts`."""
     owner: Annotated[str | None, _Key("pipeline", "owner", _text)] = None
     """Who answers for it, for people and reports."""
     runbook: Annotated[str | None, _Key("pipeline", "runbook", _text)] = None
@@ -357,7 +357,7 @@ class PipelineConfig:
     retain: Annotated[int | timedelta, _Key("recovery", "retain", _retain)] = NEWEST
     """Restore points, or how far back they reach."""
     retain_most: Annotated[int, _Key("recovery", "retain_most", _count)] = MOST
-    """So many restore points at most, where `retain` is a time."""
+    """The most restore points, where `retain` is a time."""
     max_restore_ms: Annotated[int | None, _Key("recovery", "max_restore", _duration)] = None
     """How long a restore may take until it has caught up (the recovery time objective)."""
     max_replay_ms: Annotated[int | None, _Key("recovery", "max_replay", _duration)] = None
@@ -371,7 +371,7 @@ class PipelineConfig:
     record_key_is_function_key: Annotated[bool, _Key("source", "recordKeyIsFunctionKey", _flag)] = (
         False
     )
-    """Then the source need not look into the values."""
+    """If it is, the source does not decode values to find the key."""
     value_format: Annotated[
         str, _Key("source", "valueFormat", _one_of("json", "avro", "protobuf"))
     ] = "json"
@@ -380,7 +380,7 @@ class PipelineConfig:
     value_message: Annotated[str, _Key("source", "valueMessage", _text)] = ""
     """The Protobuf message in it."""
     registry_url: Annotated[str, _Key("source", "schema.registry.url", _registry_url)] = ""
-    """Then each value begins with the id of its schema there."""
+    """If set, each value begins with the id of its schema there."""
     registry_folder: Annotated[Path | None, _Key("source", "schema.registry.folder", _path)] = None
     """Where what the registry gave is kept; None: in the cache folder."""
     registry_login: Annotated[

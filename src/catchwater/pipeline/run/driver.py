@@ -53,7 +53,7 @@ _LOOK_S = 0.1
 """How often a driver that stands by checks whether it is to stop."""
 
 _ALL = 2**31 - 1
-"""So many batches that Spark forgets none."""
+"""A number of batches that Spark never reaches: it forgets none."""
 
 GO = b"go\n"
 """The line by which a supervisor gives a driver its turn."""

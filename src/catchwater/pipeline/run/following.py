@@ -39,7 +39,7 @@ class Follower:
         self._stopped = threading.Event()
         self._logs: dict[tuple[int, int], StateLog] = {}
         self.epoch = -1
-        """Whose state the stores have."""
+        """The epoch whose state the stores have; -1: none."""
 
     def run(self) -> None:
         """Follow until `stop`."""

@@ -55,7 +55,7 @@ class Plain(msgspec.Struct, frozen=True):
     """The state of one key."""
 
     function: str
-    """Whose state it is."""
+    """The function whose state it is."""
     version: int
     """The function's version that wrote it."""
     written_ms: int

@@ -102,7 +102,7 @@ class Security:
     key_password: str = field(default="", repr=False)
     check_hostname: bool = True
     oauth: OAuth | None = None
-    """Whose token is shown in the place of a password; the user is then the client's id."""
+    """Where to get a token in the place of a password; the user is then the client's id."""
 
     @property
     def tls(self) -> bool:

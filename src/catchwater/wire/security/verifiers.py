@@ -29,7 +29,7 @@ _BINDINGS = ("n,,", "y,,")
 _UNKNOWN = os.urandom(32)
 """Makes the salts of users that are not there."""
 _MODELS = 64
-"""So many users are looked at to make such a one look like them."""
+"""How many real users are looked at to make one that is not there look like them."""
 
 
 class NotProved(CatchwaterError):
