@@ -20,7 +20,7 @@ from tests.ports import free_port
 from catchwater.cli import dev
 from catchwater.cli.init import FILES
 from catchwater.clock import SYSTEM
-from catchwater.pipeline.develop import Declared, Order, Seen, Tell
+from catchwater.pipeline.develop import Declared, Order, Snapshot, Tell
 from catchwater.pipeline.functions.schema import Kind, StateSchema
 from catchwater.pipeline.run.driver import Stop
 from catchwater.pipeline.spark import session
@@ -146,10 +146,10 @@ class Driver:
         self.orders.append(msgspec.json.decode(line, type=Order))
 
 
-def seen(part: str = "p", settings: str = "s", bootstrap: str = "b", **files: str) -> Seen:
+def seen(part: str = "p", settings: str = "s", bootstrap: str = "b", **files: str) -> Snapshot:
     schema = StateSchema(["str"], Kind("int"), {})
     function = Declared("card-risk", 1, "/x/card_risk.py", part, schema)
-    return Seen("card-risk", "/x", "/x/checkpoint", bootstrap, False, ["t"], "t", ["card"], {},
+    return Snapshot("card-risk", "/x", "/x/checkpoint", bootstrap, False, ["t"], "t", ["card"], {},
                 [function], {"/x/card_risk.py": part, **files}, settings)  # fmt: skip
 
 
@@ -162,7 +162,9 @@ def test_a_driver_goes_on_with_what_has_changed_and_with_nothing_else(
     monkeypatch.setattr(work, "_stop_driver", lambda: started.append("stop"))
     monkeypatch.setattr(work, "_start_driver", lambda found: started.append("start"))
 
-    def take(found: Seen, before: Seen, *, was_wrong: bool = False) -> tuple[Seen, list[str]]:
+    def take(
+        found: Snapshot, before: Snapshot, *, was_wrong: bool = False
+    ) -> tuple[Snapshot, list[str]]:
         err.seek(err.truncate(0))
         runs = work._take_over(found, before, 7, was_wrong=was_wrong)
         return runs, err.getvalue().splitlines()

@@ -11,7 +11,7 @@ import pytest
 from catchwater.cli.init import FILES
 from catchwater.config import CatchwaterError, ConfigError
 from catchwater.pipeline import develop
-from catchwater.pipeline.develop import Prints, Seen, Tell, look, of_module
+from catchwater.pipeline.develop import Prints, Snapshot, Tell, look, of_module
 from catchwater.pipeline.run import versions
 from catchwater.pipeline.run.config import PipelineConfig, read
 from catchwater.recovery.ledger import FOLDER
@@ -38,7 +38,7 @@ def load(project: Path) -> PipelineConfig:
     return read(project / "pipeline.toml", {})
 
 
-def seen(project: Path) -> Seen:
+def seen(project: Path) -> Snapshot:
     """As a process of its own sees it: nothing was imported before."""
     develop.forget(project)
     return look(lambda: load(project))

@@ -30,13 +30,13 @@ from catchwater.recovery.ledger import (
     folder_of,
     numbered,
 )
-from catchwater.recovery.points import NEWEST, Kept, thin
+from catchwater.recovery.points import NEWEST, PointPolicy, thin
 from catchwater.recovery.remote import ScratchGone
 from catchwater.replay.control import Control
 from catchwater.sinks.base import EpochDiffers, EpochMissing, epoch_checksum
 
 TAILS = {("payments", 0): PartitionTail(0, 100_000, 1)}
-EVERY_TENTH = Kept(most=100, every_ms=10)
+EVERY_TENTH = PointPolicy(most=100, every_ms=10)
 
 
 def epoch(number: int, clock_ms: int | None = None) -> Checkpoint:
@@ -51,7 +51,7 @@ def epochs_of(points: list[Checkpoint]) -> list[int]:
 
 
 def test_without_an_interval_the_newest_few_can_be_restored() -> None:
-    choice = Kept(3).choose([epoch(n) for n in range(9)])
+    choice = PointPolicy(3).choose([epoch(n) for n in range(9)])
     assert (epochs_of(choice.points), choice.whole_from) == ([6, 7, 8], 6)
 
 
@@ -84,10 +84,10 @@ def test_what_was_chosen_stays_chosen() -> None:
 def test_points_go_when_they_are_too_old_or_too_many_but_one_leads_to_the_span() -> None:
     there = [epoch(n) for n in range(105)]
     # From 104 - 35 = 69 on, and 60, which leads there.
-    assert epochs_of(Kept(100, 10, 35).choose(there).points) == [60, 70, 80, 90]
-    assert epochs_of(Kept(2, 10, 35).choose(there).points) == [80, 90]
-    assert epochs_of(Kept(2, 10).choose(there).points) == [80, 90]
-    assert epochs_of(Kept(100, 10, 1).choose(there).points) == [90]
+    assert epochs_of(PointPolicy(100, 10, 35).choose(there).points) == [60, 70, 80, 90]
+    assert epochs_of(PointPolicy(2, 10, 35).choose(there).points) == [80, 90]
+    assert epochs_of(PointPolicy(2, 10).choose(there).points) == [80, 90]
+    assert epochs_of(PointPolicy(100, 10, 1).choose(there).points) == [90]
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ class FakeSweep:
         self.oldest = oldest
 
 
-def thinned(made: Made, epochs: int = 45, kept: Kept = EVERY_TENTH) -> FakeSweep:
+def thinned(made: Made, epochs: int = 45, kept: PointPolicy = EVERY_TENTH) -> FakeSweep:
     sink = FakeSweep()
     keeping = upkeep(made, sink, kept=kept)
     for number in range(epochs):
@@ -184,7 +184,7 @@ def test_going_back_to_a_point_runs_the_epochs_behind_it_to_the_same_ends(made: 
 
 
 def test_points_that_are_too_old_go_with_what_leads_from_them(made: Made) -> None:
-    thinned(made, kept=Kept(most=2, every_ms=10))
+    thinned(made, kept=PointPolicy(most=2, every_ms=10))
     ledger = Ledger(made.folder)
     assert ledger.epochs() == [20, *WHOLE]
     assert [(first, last) for first, last, _ in ledger.passed_files()] == [(21, 29)]
@@ -318,8 +318,8 @@ def test_at_a_url_a_thinned_checkpoint_is_the_same_elsewhere(tmp_path: Path) -> 
         assert [(a, b) for a, b, _ in ledger.passed_files()] == [(1, 9), (11, 19), (21, 29)]
     with pytest.raises(ScratchGone, match=r"35\.json"), lock(here):
         # The oldest may go, with what leads from it; one in the middle may not vanish.
-        choice = Kept(2, 10).choose(checkpoint.read(here).committed)
-        thin(here, Kept(2, 10), choice, [])
+        choice = PointPolicy(2, 10).choose(checkpoint.read(here).committed)
+        thin(here, PointPolicy(2, 10), choice, [])
         Ledger(here).forget_before(20)
         remote.publish(here)
         (here / FOLDER / "epochs" / "35.json").unlink()
@@ -392,7 +392,7 @@ def test_the_pin_of_history_is_moved_now_and_then(made: Made) -> None:
 def test_an_epoch_longer_than_the_interval_is_said_once(
     made: Made, caplog: pytest.LogCaptureFixture
 ) -> None:
-    keeping = upkeep(made, FakeSweep(), kept=Kept(100, 1000))
+    keeping = upkeep(made, FakeSweep(), kept=PointPolicy(100, 1000))
     for _ in range(3):
         entry = made.run(a=b"1")
         slow = {name: getattr(entry, name) for name in EpochEntry.__struct_fields__}
