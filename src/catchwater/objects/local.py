@@ -47,7 +47,7 @@ class LocalStore:
         with _named(path, "written"), self._incoming_file(parts) as (temporary, size):
             self._make_parents(path)
             os.replace(temporary, path)
-            _sync_directory(path.parent)
+            sync_folder(path.parent)
         return size
 
     def put_if_absent(self, key: str, parts: Sequence[Buffer]) -> int:
@@ -58,7 +58,7 @@ class LocalStore:
                 os.link(temporary, path)
             except FileExistsError:
                 raise ObjectExists(f"There is an object {key} already, at {path}.") from None
-            _sync_directory(path.parent)
+            sync_folder(path.parent)
         return size
 
     def get(self, key: str) -> bytes:
@@ -134,7 +134,7 @@ class LocalStore:
             parent = parent.parent
         for directory in reversed(missing):
             directory.mkdir(exist_ok=True)
-            _sync_directory(directory.parent)
+            sync_folder(directory.parent)
 
     def _remove_abandoned(self, modified_before_ms: int) -> None:
         for path in self._incoming.iterdir():
@@ -197,7 +197,8 @@ def _write_all(descriptor: int, parts: Sequence[Buffer]) -> int:
     return total
 
 
-def _sync_directory(directory: Path) -> None:
+def sync_folder(directory: Path) -> None:
+    """Make the names in a folder durable: given, changed and taken away."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -6,7 +6,6 @@
 Writing is `wal.file`. Any number of threads and processes may use one directory.
 """
 
-import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from catchwater.objects.base import ObjectInfo, ObjectTruncated, Part, StoreUnavailable
-from catchwater.objects.local import read_file_range
+from catchwater.objects.local import read_file_range, sync_folder
 from catchwater.objects.seal import SealBroken
 from catchwater.room import NO_DESCRIPTORS
 from catchwater.wal.base import WalReadError, WalUnavailable
@@ -79,18 +78,9 @@ class WalDirectory:
         try:
             path.unlink(missing_ok=True)
             if path.parent.exists():
-                sync_directory(path.parent)
+                sync_folder(path.parent)
         except OSError as error:
             raise WalUnavailable(f"{path} could not be removed: {error.strerror}.") from error
         if path.parent.name != "wal":
             with suppress(OSError):  # it holds other files, or is gone
                 path.parent.rmdir()
-
-
-def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -30,6 +30,7 @@ from crc32c import crc32c
 
 from catchwater.clock import Clock
 from catchwater.objects.base import Buffer, StoreError
+from catchwater.objects.local import sync_folder
 from catchwater.objects.seal import SealBroken
 from catchwater.room import NO_DESCRIPTORS, NO_SPACE, Reserve
 from catchwater.wal.base import (
@@ -43,7 +44,7 @@ from catchwater.wal.base import (
     WalFull,
     WalUnavailable,
 )
-from catchwater.wal.directory import FILE_NAME, WalDirectory, sync_directory
+from catchwater.wal.directory import FILE_NAME, WalDirectory
 from catchwater.wal.frames import (
     ALIGNMENT,
     CRC,
@@ -120,7 +121,7 @@ class FileWal(WalDirectory):
         self._begins = FILE_HEADER_BYTES
         self._salt = 0
         self._folder.mkdir(exist_ok=True)
-        sync_directory(self._folder.parent)
+        sync_folder(self._folder.parent)
         # The files' first sequences, oldest first. One thread adds at the end while another
         # removes, each by one atomic operation on this very list.
         self._firsts = sorted(
@@ -210,7 +211,7 @@ class FileWal(WalDirectory):
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
             _write_all(fd, [header], 0, len(header))
             os.fsync(fd)
-            sync_directory(path.parent)
+            sync_folder(path.parent)
         except OSError as error:
             if fd >= 0:
                 os.close(fd)
@@ -385,7 +386,7 @@ class FileWal(WalDirectory):
         goes_on = not (newest.is_sealed or self._seals)
         if not newest.header_intact or not (goes_on or newest.frames):
             path.unlink()
-            sync_directory(path.parent)
+            sync_folder(path.parent)
             self._firsts.pop()
             self._sealed.forget(self._name(newest.first_sequence))
             return dropped

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
+from catchwater.objects.local import sync_folder
 from catchwater.room import NO_SPACE
-from catchwater.wal.directory import sync_directory
 
 PEER_WAIT_S = 5.0
 """A session's folder is made a moment after the session: so long may it be missing."""
@@ -48,7 +48,7 @@ def make_session_folder(
                 "for the first time: the catalog is older than the log.",
                 hint="Was the catalog restored from a backup? See `catchwater log rebuild`.",
             ) from None
-        sync_directory(folder.parent)
+        sync_folder(folder.parent)
         # Two brokers that join at once look for each other, so the own folder comes first.
         if missing := _missing_peer(root, peers, clock):
             folder.rmdir()
@@ -74,7 +74,7 @@ def _check_cluster(root: Path, cluster_id: str) -> None:
             pass  # another broker was first; what it wrote is compared below
         finally:
             mine.unlink()
-        sync_directory(root)
+        sync_folder(root)
     found = path.read_text(encoding="utf-8", errors="replace").strip()
     if found != cluster_id:
         raise WalDirectoryRefused(

@@ -15,7 +15,7 @@ from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
 from catchwater.log.directory import new_cluster_id
 from catchwater.log.repair.rebuild import RebuiltCatalog
-from catchwater.wal.directory import sync_directory
+from catchwater.objects.local import sync_folder
 
 CATALOG = "catalog.db"
 _NEW = ".rebuilt"
@@ -52,12 +52,12 @@ def replace_catalog(data_dir: Path, rebuilt: RebuiltCatalog, clock: Clock) -> Pa
         if sums.exists():
             shutil.copy2(sums, aside)
     os.rename(sums_path(new / CATALOG), sums)
-    sync_directory(data_dir)
+    sync_folder(data_dir)
     if aside is not None:
         for file in data_dir.glob(f"{CATALOG}*"):
             os.rename(file, aside / file.name)
-        sync_directory(aside)
+        sync_folder(aside)
     os.rename(new / CATALOG, data_dir / CATALOG)
-    sync_directory(data_dir)
+    sync_folder(data_dir)
     shutil.rmtree(new)
     return aside
