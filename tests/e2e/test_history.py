@@ -299,7 +299,9 @@ def test_parquet_that_is_damaged_or_gone_is_an_error_whatever_the_session_ignore
     spark: Any, read: Read
 ) -> None:
     frame = read(columns="key")
-    file = Path(unquote(urlsplit(frame.inputFiles()[0]).path))
+    files = [Path(unquote(urlsplit(each).path)) for each in frame.inputFiles()]
+    # One that holds no more than the end of a transaction has no rows that could be damaged.
+    file = next(each for each in files if ParquetFile(each).metadata.num_row_groups)
     content = file.read_bytes()
     keys = ParquetFile(file).metadata.row_group(0).column(SCHEMA.get_field_index("key"))
     middle = keys.data_page_offset + keys.total_compressed_size // 2
