@@ -332,7 +332,8 @@ def fresh(state: str, lag: Lag, freshness: Freshness, *, file: str) -> Verdict:
         by = "are promised" if freshness.is_declared else "are allowed by default"
         sentence = f"{spelled_s(lag.seconds or 0.0)} behind, {promised} {by}"
     grade, why = _kept(state, lag.seconds or 0.0, freshness)
-    return Verdict(grade, f"{sentence}{why}.", go_on if grade != "ok" else status)
+    mend = f"catchwater diagnose {file}" if state in _RUNNING else start
+    return Verdict(grade, f"{sentence}{why}.", mend if grade != "ok" else status)
 
 
 def _kept(state: str, late_s: float, freshness: Freshness) -> tuple[State, str]:

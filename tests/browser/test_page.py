@@ -97,6 +97,8 @@ def test_a_verdict_changes_where_it_stands_without_a_reload(
     send(broker, report(correct=wrong))
     page.wait_for_selector(".verdict.is-fail .reason:has-text('1 altered')")
     assert page.evaluate("window.same")
+    assert page.title() == "✘ Overview · Catchwater"
+    assert page.inner_text(".heading .about") == "1 pipeline: 1 failing"
     assert page.inner_text(".verdict.is-fail code") == "catchwater sink verify c.toml"
     until(lambda: "correct: fail" in json.dumps(record(broker, "/timeline")))
     send(broker, report())
@@ -107,10 +109,16 @@ def test_the_next_command_is_copied(broker: BrokerProcess, look: Callable[..., A
     page = look(
         broker.control_url + "/groups/billing", permissions=["clipboard-read", "clipboard-write"]
     )
-    page.click("button.copy >> nth=0")
+    page.click("main button.copy >> nth=0")
     page.wait_for_selector("button.copy:has-text('copied')")
     copied = page.evaluate("navigator.clipboard.readText()")
-    assert copied == "catchwater group reset billing --by-duration 2h"
+    assert copied == (
+        f"catchwater group reset billing --by-duration 2h --bootstrap {broker.bootstrap}"
+    )
+    page.evaluate("navigator.clipboard.writeText('')")
+    page.keyboard.press("c")
+    page.wait_for_selector("button.copy:has-text('copied')")
+    assert page.evaluate("navigator.clipboard.readText()") == copied
 
 
 def test_a_list_is_sorted_searched_and_turned_by_keys_alone(
@@ -129,6 +137,19 @@ def test_a_list_is_sorted_searched_and_turned_by_keys_alone(
     page.get_by_role("link", name="more").press("Enter")
     page.wait_for_url("**page=2*")
     assert page.inner_text("tbody tr td >> nth=0") == "orders.50"
+    page.keyboard.press("?")
+    page.wait_for_selector("dialog[open]")
+    page.keyboard.press("2")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("dialog[open]", state="hidden")
+    assert page.url.endswith("page=2"), "while the keys are shown, they go nowhere"
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    page.keyboard.press("k")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/topics/orders.50")
+    page.keyboard.press("u")
+    page.wait_for_url("**/topics")
 
 
 def test_nothing_inline_could_run_and_nothing_is_loaded_from_elsewhere(
@@ -212,6 +233,8 @@ def test_a_silent_broker_leaves_nothing_green(
     broker.kill()
     page.wait_for_selector("body.silent", timeout=60_000)
     assert page.locator("main .ok").count() == 0
+    start = page.inner_text("#silent .command code")
+    assert start.startswith("cd ") and " && catchwater broker run " in start
     assert page.locator(".verdict.is-unknown").count() == 3
     broker.start()
     send(broker, report())

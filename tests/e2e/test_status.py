@@ -1,19 +1,24 @@
 """Brokers show whether a running pipeline is correct, recoverable and fresh, and when it is not.
 
-Every process is up all the time: what is wrong is a row, a pin, or that nothing moves.
+Every process is up all the time: what is wrong is a row, a pin, or that nothing moves. What holds a
+pipeline back is planted, too, and `catchwater diagnose` names it.
 """
 
+import json
 import os
 import signal
 import sqlite3
+import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
-from tests.e2e.conftest import PATIENCE_S, Pipeline, feed_cards, processes
+from confluent_kafka import Consumer, TopicPartition
+from tests.e2e.conftest import COMMAND, PATIENCE_S, Cards, Pipeline, feed_cards, processes
 
 from catchwater.wire.arrow import encode_batch
 from catchwater.wire.client import Client
@@ -103,3 +108,93 @@ def test_each_verdict_turns_when_its_own_fault_is_there_and_back(
     assert pipeline.stop() == 0, pipeline.log
     assert pipeline.report()["state"] == "stopped"
     assert "not reported" not in pipeline.log
+
+
+SLOW = """
+import time
+from dataclasses import dataclass
+
+from catchwater import Context, Keyed, Out, function
+
+
+@dataclass
+class Seen:
+    card: str
+    id: str
+    at: int
+
+
+@dataclass
+class Count:
+    events: int = 0
+
+
+@function(name="slow", version=1, key="card", event_time="at", watermark="30s", output_id=("id",))
+class Slow(Keyed[Seen, Count, Seen]):
+    def on_event(self, e: Seen, s: Count, ctx: Context) -> Out[Seen]:
+        time.sleep(600 if e.card == "wedge" else 0.003)
+        s.events += 1
+        if s.events == 1:
+            yield e
+"""
+
+
+def sent(bootstrap: str, cards: list[str], at_ms: int) -> None:
+    """Four of five into one partition of four."""
+    with Client(bootstrap) as client:
+        for first in range(0, len(cards), 500):
+            records = [
+                (
+                    None,
+                    msgspec.json.encode({"card": card, "id": f"{card}-{n}", "at": at_ms}),
+                    at_ms,
+                    (),
+                )
+                for n, card in enumerate(cards[first : first + 500], first)
+            ]
+            parts = [records[::5], records[1::5] + records[2::5] + records[3::5] + records[4::5]]
+            for partition, part in ((1, parts[0]), (0, parts[1])):
+                if part:
+                    client.produce([(("payments", partition), encode_batch(part))])
+
+
+def test_six_planted_causes_are_named_of_a_pipeline_that_runs(
+    make_broker: Callable[..., Any], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    broker = make_broker({})
+    with Client(broker.bootstrap) as client:
+        client.create_topics({"payments": 4})
+    long_ago_ms = round(time.time() * 1000) - 600_000
+    sent(broker.bootstrap, ["hot" if n % 2 else f"c{n}" for n in range(20_000)], long_ago_ms)
+    member = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "alone",
+                       "enable.auto.commit": False, "auto.offset.reset": "earliest"})  # fmt: skip
+    request.addfinalizer(member.close)
+    member.subscribe(["payments"])
+    while not member.assignment():
+        member.poll(0.1)
+    member.commit(offsets=[TopicPartition("payments", 0, 1)], asynchronous=False)
+
+    (tmp_path / "slow.py").write_text(SLOW)
+    cards: Any = Cards(broker.bootstrap, None, None)  # type: ignore[arg-type]
+    pipeline = Pipeline(cards, tmp_path, "slow")
+    request.addfinalizer(lambda: pipeline.process and pipeline.kill())
+    pipeline.start("1s", function="slow:Slow", epoch_events=1_000)
+
+    def causes() -> set[str]:
+        told = subprocess.run(
+            [COMMAND, "diagnose", "--json"], cwd=tmp_path, capture_output=True, text=True,
+            timeout=PATIENCE_S, check=False,
+        )  # fmt: skip
+        assert told.returncode in (0, 3), told.stderr
+        return {each["cause"] for each in json.loads(told.stdout)["findings"]}
+
+    def wait_for(wanted: set[str]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not wanted <= (found := causes()):
+            assert time.monotonic() < deadline, (wanted - found, found, pipeline.log[-2000:])
+
+    pipeline.wait_until(lambda: pipeline.committed >= 4)
+    planted = {"hot-key", "hot-partition", "waiting-function", "short-trigger", "small-group"}
+    wait_for(planted)
+    sent(broker.bootstrap, ["wedge"], round(time.time() * 1000))
+    wait_for({"stuck-epoch"})

@@ -3,6 +3,8 @@
 Of a pipeline by its contracts, of any other consumer by the positions of its group.
 """
 
+import shlex
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -29,6 +31,7 @@ from catchwater.cli.console import (
 from catchwater.config import duration_ms
 
 if TYPE_CHECKING:
+    from catchwater.recovery.contract import Contract, Finding
     from catchwater.recovery.estimate import Estimate
     from catchwater.recovery.group import GroupContract, Observed
     from catchwater.replay.control import Control
@@ -172,7 +175,29 @@ def check(file: PipelineFile, checkpoint: Checkpoint = None, as_json: AsJson = F
         print_json([asdict(finding) for finding in findings])
     else:
         print_table(["verdict", "of", "why"], [(f.verdict, f.subject, f.message) for f in findings])
+        for line in _next(findings, chosen, shlex.quote(str(file))):
+            talk(line)
     leave(finding.verdict for finding in findings)
+
+
+def _next(findings: "Sequence[Finding]", chosen: "Contract", file: str) -> list[str]:
+    """What to do about those that do not hold."""
+    subjects = [each.subject for each in findings if each.verdict != "pass"]
+    inputs = {f"{each.topic}-{each.partition}" for each in chosen.inputs}
+    lines = []
+    if inputs & {*subjects}:
+        lines += [
+            f"which checkpoints the log still covers: catchwater recovery explain {file}",
+            f"to begin anew, where none is: catchwater recovery reset {file} --to earliest",
+        ]
+    if "pin" in subjects:
+        run = f"catchwater pipeline run {file}"
+        lines.append(f"the next checkpoint makes a pin again; if it does not run: {run}")
+    if {"restore", "recovery point"} & {*subjects}:
+        lines.append(f"what holds it back: catchwater diagnose {file}")
+    if {*chosen.sinks} & {*subjects}:
+        lines.append(f"compare its rows: catchwater sink verify {file}")
+    return [f"next: {line}" for line in lines]
 
 
 def _size(size_bytes: int) -> str:

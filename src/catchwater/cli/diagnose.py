@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from catchwater.pipeline.opened import OpenPipeline
     from catchwater.recovery.contract import Contract
     from catchwater.recovery.intact import Look
+    from catchwater.verdicts import PipelineStatus
 
 app = noun(has_verbs=False)
 
@@ -116,6 +117,8 @@ def _measured(file: Path, unknown: list[str]) -> "Measured":
         most_records=int(most) if most.isdecimal() else None,
         stale=status.fresh.state in ("warn", "fail"),
         lag_s=status.lag.seconds,
+        under_way_s=status.freshness.under_way_s if _works(status) else None,
+        epoch_s=status.freshness.epoch_s,
         input_per_s=restore.input_per_s if restore else None,
         capacity_per_s=restore.capacity_per_s if restore else None,
         missing_per_s=restore.missing_per_s if restore else 0.0,
@@ -125,6 +128,11 @@ def _measured(file: Path, unknown: list[str]) -> "Measured":
         short_topics=(tried(lambda: _short_topics(pipeline, found)) or ()) if asked else (),
         needed_s=_needed_s(contract),
     )
+
+
+def _works(status: "PipelineStatus") -> bool:
+    """Whether a process works on an epoch that it has planned itself: a restore finds one there."""
+    return status.process is not None and status.catching_up is None
 
 
 def _needed_s(contract: "Contract | None") -> float | None:

@@ -1,5 +1,6 @@
 """`catchwater sink …`: verifies that a sink has each output once and unchanged, and repairs it."""
 
+import shlex
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
@@ -79,8 +80,19 @@ def verify(file: PipelineFile, only: Only = None, as_json: AsJson = False) -> No
         print_json([_report_fields(name, report) for name, report in reports.items()])
     else:
         _print(reports)
+        _say_next(file, only, reports)
     wrong = any(report.findings or report.gone for report in reports.values())
     raise typer.Exit(FAILS if wrong else 0)
+
+
+def _say_next(file: Path, only: str | None, reports: "Mapping[str, Report]") -> None:
+    """The way from a difference to a sink without one."""
+    if any(report.findings for report in reports.values()):
+        quoted = shlex.quote(str(file))
+        one = "" if only is None else f" --sink {shlex.quote(only)}"
+        talk(f"next: catchwater pipeline stop {quoted}")
+        talk(f"      catchwater sink repair {quoted}{one}")
+        talk(f"      catchwater pipeline run {quoted}")
 
 
 @app.command()

@@ -4,6 +4,7 @@ It draws the record that the page is drawn from, so that both say the same.
 """
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from shutil import get_terminal_size
@@ -28,6 +29,8 @@ _ASK_S = 5.0
 _LABEL = 24
 _CELL = 44
 """A longer cell is cut."""
+_WORD = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""")
+"""Of a shell's command."""
 _SIGNS = {"ok": "✔", "warn": "⚠", "fail": "✘", "unknown": "?"}
 _COLOURS = {"ok": "32", "warn": "33", "fail": "31", "unknown": "2"}
 
@@ -89,8 +92,9 @@ def silent(last: "View | None", error: CatchwaterError, width: int) -> list[str]
     """Why there is no page, and what was known last: what was good then is unknown now."""
     lines = [paint("fail", line) for line in wrap(str(error), width)]
     lines += wrap(error.hint or "", width)
-    if last is None or not last.pipelines:
+    if last is None:
         return lines
+    lines += _typed(last.starts, 0, width) if last.starts else []
     from catchwater.web.words import moment
 
     lines += ["", f"As of {moment(last.at_ms)[11:]} UTC, the last answer:"[:width]]
@@ -126,15 +130,26 @@ def _pipeline(head: "Head", width: int) -> list[str]:
         lines.append(f"  {each.of:<12} {state} {first}")
         lines += [f"{'':<26}{line}" for line in more]
         if each.command and each.mark != "ok":
-            lines.append(f"{'':<26}→ {each.command}"[:width])
+            lines += _typed(each.command, 26, width)
     return lines
+
+
+def _typed(command: str, indent: int, width: int) -> list[str]:
+    """A command that can be marked and pasted: where it is long, as a shell goes on behind `\\`."""
+    most, lines = max(20, width - indent - 4), [""]
+    for word in _WORD.findall(command):
+        if lines[-1] and len(lines[-1]) + 1 + len(word) > most:
+            lines[-1] += " \\"
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}".lstrip()
+    return [f"{'':<{indent}}{'  ' if at else '→ '}{line}" for at, line in enumerate(lines)]
 
 
 def _panel(panel: "Panel", width: int) -> list[str]:
     lines = [line for each in panel.lines for line in _line(each, width)]
     if panel.table is not None:
         lines += _table(panel.table, width)
-    lines += [f"  → {each.text}"[:width] for each in panel.commands]
+    lines += [line for each in panel.commands for line in _typed(each.text, 2, width)]
     if panel.note and lines:
         lines.insert(0, f"  {panel.note}"[:width])
     title = [_bold(panel.title[:width])] if panel.title else []

@@ -22,6 +22,7 @@ from typing import Literal
 import msgspec
 
 from catchwater.recovery.ledger import CallEpoch, EpochEntry, parts_ms
+from catchwater.verdicts import spelled_s
 
 Change = Literal["processor", "log", "architecture"]
 
@@ -29,6 +30,8 @@ LEAST_EVENTS = 1_000
 """Of fewer, shares say nothing."""
 LEAST_EPOCHS = 3
 HOT_KEY = 0.2
+STUCK_S, STUCK_TIMES = 10.0, 3.0
+"""From so long on an epoch is stuck, and so many times as long as the one before."""
 SPARE = 0.8
 """A pipeline whose input is more than such a share of its capacity is pressed."""
 HALF, MUCH = 0.5, 0.4
@@ -102,6 +105,10 @@ class Measured:
     stale: bool = False
     """Whether the pipeline is behind its promise, or close to it."""
     lag_s: float | None = None
+    under_way_s: float | None = None
+    """For how long an epoch has been planned and not committed, where a process works on it."""
+    epoch_s: float | None = None
+    """How long the last epoch took."""
     input_per_s: float | None = None
     capacity_per_s: float | None = None
     missing_per_s: float = 0.0
@@ -160,6 +167,26 @@ def split_ms(measured: Measured) -> dict[str, float]:
 def diagnose(measured: Measured) -> list[Finding]:
     """All causes that were found, in the order of `RULES`."""
     return [found for rule in RULES for found in rule(measured)]
+
+
+# What does not move.
+
+
+def _stuck_epoch(m: Measured) -> Iterator[Finding]:
+    """An epoch does not end: something in it hangs, or is very slow."""
+    usual_s = m.epoch_s or 0.0
+    if m.under_way_s is None or m.under_way_s < max(STUCK_S, STUCK_TIMES * usual_s):
+        return
+    yield Finding(
+        "stuck-epoch", "processor", "pipeline",
+        f"the epoch under way has taken {spelled_s(m.under_way_s)} so far; the one before took "
+        f"{spelled_s(usual_s)}",
+        "Nothing is committed until it ends, however much of it is done.",
+        "A handler that hangs is ended after its handler_timeout and its record named; all else (a "
+        'sink, a store, the JVM) by epoch_timeout = "5m" in [pipeline]. To end it now: catchwater '
+        f"pipeline stop {m.file} --yes, then catchwater pipeline run {m.file}; the epoch runs "
+        "again and no row is written twice.",
+    )  # fmt: skip
 
 
 # What there is too much of in one place.
@@ -494,6 +521,7 @@ def _retention(m: Measured) -> Iterator[Finding]:
 
 
 RULES: Sequence[Callable[[Measured], Iterator[Finding]]] = (
+    _stuck_epoch,
     _above_capacity,
     _hot_key,
     _hot_partition,

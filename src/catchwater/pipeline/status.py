@@ -273,6 +273,8 @@ def restore_shown(contract: Contract | None) -> dict[str, Any] | None:
         "with_local_s": restore.with_local_s,
         "missing_per_s": restore.missing_per_s,
         "recovery_point_s": contract.recovery_point_s,
+        "replay_records": contract.replay_records,
+        "replay_bytes": contract.replay_bytes,
         "max_restore_s": contract.max_restore_s,
         "max_replay_s": contract.max_replay_s,
         "budgets": [asdict(each) for each in budgets(contract)],

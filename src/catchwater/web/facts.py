@@ -23,6 +23,7 @@ from catchwater.broker.broker import Broker
 from catchwater.broker.lags import Lag, Lags
 from catchwater.broker.metrics import SECONDS
 from catchwater.broker.metrics import Times as Counted
+from catchwater.catalog.errors import CatalogUnavailable
 from catchwater.catalog.rows import BrokerRow, OpenTxnRow, Pin, ReportRow, StorageRow, Topic, TxnRow
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
@@ -37,6 +38,8 @@ T = TypeVar("T")
 FRESH_S = 2.0
 _NEW_S = 0.2
 """What is not known by its name is looked for again, unless there was a look as lately as that."""
+_LATELY_S = 30.0
+"""A rate over more than that says nothing of the present."""
 MAX_GROUPS = 1_000
 _AUDIT_BYTES = 256 * 1024
 _TABLE_FRESH_S = 15.0
@@ -62,7 +65,7 @@ class TopicFact(NamedTuple):
     """Timestamp of the oldest batch; -1: it holds nothing."""
     settings: Mapping[str, str]
     per_s: float | None = None
-    """Records appended a second, since the look before; None: this is the first."""
+    """Records appended a second, since the look before; None: nobody has looked lately."""
 
 
 class PartitionFact(NamedTuple):
@@ -239,6 +242,7 @@ class Facts:
         self._topics: _Cached[_Tally] = _Cached(broker.clock, FRESH_S)
         self._reports: _Cached[list[PipelineStatus]] = _Cached(broker.clock, FRESH_S / 2)
         self._groups: _Cached[list[GroupFact]] = _Cached(broker.clock, 2 * FRESH_S)
+        self._wal_age: _Cached[float] = _Cached(broker.clock, FRESH_S)
         self._tables: dict[bytes, _Cached[TableFact]] = {}
         self._summed: Lags | None = None
         self._group_sums: Mapping[str, _GroupSum] = {}
@@ -270,7 +274,7 @@ class Facts:
             if seen >= _AT_ONCE:
                 seen = 0
                 await self.broker.clock.sleep(0)
-        if before is not None:
+        if before is not None and at_s - before.at_s <= _LATELY_S:
             over_s = max(0.001, at_s - before.at_s)
             for name, fact in found.items():
                 then = before.topics.get(name)
@@ -474,6 +478,13 @@ class Facts:
     def wal(self) -> WalDescription:
         """The write-ahead log."""
         return self._log.describe_wal()
+
+    async def wal_age_s(self) -> float | None:
+        """For how long the oldest bytes wait to be packed; None: the catalog is away."""
+        try:
+            return await self._wal_age.get(lambda _: self._log.keeping.wal_age_s())
+        except CatalogUnavailable:
+            return None
 
     def objects_url(self) -> str:
         """Where objects lie."""

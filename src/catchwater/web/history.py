@@ -1,6 +1,7 @@
 """Seven days of what can be plotted, and of what happened: small, bounded, for the page alone.
 
-The last hour is kept in memory as it was sampled. Once a minute each series' mean and peak go into
+The last hour is kept in memory as it was sampled, and by the minute where an earlier process did
+that. Once a minute each series' mean and peak go into
 an SQLite file in the broker's data directory, in one transaction: for a day by the minute, for
 seven days by ten minutes. With `MAX_SERIES` series that is some 35 MB. A file that cannot be
 opened is put aside; while it cannot be written, `problem` says why, and memory goes on.
@@ -34,9 +35,16 @@ CREATE TABLE IF NOT EXISTS points (
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS events (
   id INTEGER PRIMARY KEY, at INTEGER NOT NULL, subject TEXT NOT NULL, what TEXT NOT NULL,
-  mark TEXT NOT NULL
+  mark TEXT NOT NULL, command TEXT NOT NULL DEFAULT ''
 );
 """
+_PUT = """
+INSERT INTO points VALUES (?, ?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET mean = (mean + excluded.mean) / 2, peak = max(peak, excluded.peak)
+"""
+"""A step that a restart has cut in two comes twice."""
+_COMMAND = "ALTER TABLE events ADD COLUMN command TEXT NOT NULL DEFAULT ''"
+"""Of a file that an earlier version has begun."""
 
 
 class Plot(NamedTuple):
@@ -101,6 +109,8 @@ class History:
             db.execute("PRAGMA journal_mode=WAL")
             db.execute("PRAGMA synchronous=NORMAL")
             db.executescript(_SCHEMA)
+            if "command" not in {row[1] for row in db.execute("PRAGMA table_info(events)")}:
+                db.execute(_COMMAND)
             self._ids = {name: number for number, name in db.execute("SELECT id, name FROM series")}
             self.problem = ""
         except sqlite3.Error:
@@ -166,7 +176,7 @@ class History:
                 self._db.execute("BEGIN")
                 for step, name, at, mean, peak in done:
                     row = (step, self._id(name), at, mean, peak)
-                    self._db.execute("INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?, ?)", row)
+                    self._db.execute(_PUT, row)
                 if newest % TEN_MS == 0:
                     self._prune(newest)
                 self._db.execute("COMMIT")
@@ -212,8 +222,17 @@ class History:
         recent = self._recent.get(name, array("d"))
         if span_ms <= HOUR_MS:
             pairs = zip(recent[::2], recent[1::2], strict=True)
-            return {round(at): (value, value) for at, value in pairs if at >= since_ms}
-        step = MINUTE_MS if span_ms <= DAY_MS else TEN_MS
+            sampled = {round(at): (value, value) for at, value in pairs if at >= since_ms}
+            first = min(sampled, default=now_ms)
+            if first - since_ms <= 2 * MINUTE_MS:
+                return sampled
+            # What was sampled before this process began is there by the minute.
+            before = self._kept(name, MINUTE_MS, since_ms)
+            return {at: both for at, both in before.items() if at <= first - MINUTE_MS} | sampled
+        return self._kept(name, MINUTE_MS if span_ms <= DAY_MS else TEN_MS, since_ms)
+
+    def _kept(self, name: str, step: int, since_ms: int) -> dict[int, tuple[float, float]]:
+        """Mean and peak of each step."""
         with self._lock, suppress(sqlite3.Error):
             rows = self._db.execute(
                 "SELECT at, mean, peak FROM points JOIN series ON series.id = points.series "
@@ -227,12 +246,22 @@ class History:
             return points
         return {}
 
+    def trend(self, name: str, now_ms: int, steps: int = 60) -> list[float | None]:
+        """The peaks of the last hour in so many steps, oldest first."""
+        peaks: list[float | None] = [None] * steps
+        width_ms = HOUR_MS / steps
+        for at, (_, peak) in self._points(name, HOUR_MS, now_ms).items():
+            step = min(steps - 1, max(0, int((at - now_ms + HOUR_MS) / width_ms)))
+            before = peaks[step]
+            peaks[step] = peak if before is None else max(peak, before)
+        return peaks
+
     def note(self, events: Sequence[Event]) -> None:
         """Keep what happened."""
         with self._lock, suppress(sqlite3.Error):
-            rows = [(e.at_ms, e.of[:200], e.what[:500], e.mark) for e in events]
+            rows = [(e.at_ms, e.of[:200], e.what[:500], e.mark, e.command[:500]) for e in events]
             self._db.executemany(
-                "INSERT INTO events (at, subject, what, mark) VALUES (?, ?, ?, ?)", rows
+                "INSERT INTO events (at, subject, what, mark, command) VALUES (?, ?, ?, ?, ?)", rows
             )
             self._db.execute(
                 "DELETE FROM events WHERE id <= (SELECT max(id) FROM events) - ?", (MAX_EVENTS,)
@@ -242,8 +271,8 @@ class History:
         """What happened, newest first; of one subject, if it is named."""
         with self._lock, suppress(sqlite3.Error):
             rows = self._db.execute(
-                "SELECT at, subject, what, mark FROM events WHERE ?1 IS NULL OR subject = ?1 "
-                "ORDER BY at DESC, id DESC LIMIT ?2",
+                "SELECT at, subject, what, mark, command FROM events "
+                "WHERE ?1 IS NULL OR subject = ?1 ORDER BY at DESC, id DESC LIMIT ?2",
                 (of, most),
             )
             return [Event(*row) for row in rows]

@@ -4,6 +4,7 @@ Each is one pure function from what `facts` found to the record that is shown.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -41,6 +42,8 @@ from catchwater.web.view import (
 
 _SLOW_LOOP_S, _STUCK_LOOP_S = 0.1, 1.0
 _SLOW_SYNC_S = 0.25
+_LONG_UNPACKED_S = 3600.0
+"""As the alert has it."""
 _BUSY, _FULL = 0.7, 0.9
 """Shares of one core; a broker's event loop has no second one."""
 _NEAR_TIMEOUT = 0.8
@@ -115,7 +118,7 @@ def topics(found: Iterable[TopicFact], asked: PageQuery, now_ms: int, kept_ms: i
     about = (
         f"{words.plural(len(all_topics), 'topic')}, {words.plural(partitions, 'partition')}, {size}"
     )
-    empty = [Command("catchwater topic create NAME --partitions 4", "Make the first one")]
+    empty = [Command("catchwater topic create my-topic --partitions 4", "Make the first one", True)]
     return View(
         "Topics",
         "topics",
@@ -158,7 +161,7 @@ def _table(topic: str, fact: TableFact, now_ms: int) -> Panel:
             note="the log had deleted them before they were written" if fact.gaps else "",
         )
     )
-    more = Command(f"catchwater table status {shell_word(topic)}", "Each partition of it")
+    more = Command(f"catchwater table status {shell_word(topic)}", "Each partition of it", True)
     return Panel("table", "As a table", lines, commands=[more], wide=True)
 
 
@@ -332,7 +335,7 @@ def groups(found: Sequence[GroupFact], asked: PageQuery, now_ms: int) -> View:
         Sorted(
             Column("in seconds", "seconds", right=True),
             lambda g: Cell(
-                _lag_s(g.lag, g.lag_s) if g.partitions else words.DASH, mark=_promised(g)
+                _lag_s(g.lag, g.lag_s) if g.partitions else words.DASH, mark=promised(g)
             ),
             lambda g: g.lag_s if g.lag_s is not None else float("inf"),
         ),
@@ -357,7 +360,7 @@ def _state_cell(group: GroupFact) -> Cell:
     return Cell(group.state, mark="warn" if is_moving else "ok" if group.members else "")
 
 
-def _promised(group: GroupFact) -> Mark:
+def promised(group: GroupFact) -> Mark:
     """Its lag against what was promised of it, if anything was."""
     if group.promise_s is None or not group.partitions:
         return ""
@@ -391,7 +394,7 @@ def group(seen: GroupPage, asked: PageQuery, now_ms: int) -> View:
         Line(
             "in seconds",
             _lag_s(fact.lag, fact.lag_s),
-            mark=_promised(fact) or ("unknown" if fact.lag_s is None else ""),
+            mark=promised(fact) or ("unknown" if fact.lag_s is None else ""),
             note="age of the oldest record that it has not committed"
             + ("" if fact.promise_s is None else f"; {words.span(fact.promise_s)} promised"),
         ),
@@ -404,10 +407,12 @@ def group(seen: GroupPage, asked: PageQuery, now_ms: int) -> View:
         Command(
             f"catchwater group reset {shell_word(name)} --by-duration 2h",
             "See what a reset would do",
+            asks_log=True,
         ),
         Command(
             f"catchwater contract show --group {shell_word(name)}",
             "How long the log keeps what comes next",
+            asks_log=True,
         ),
     ]
     charts = [
@@ -553,7 +558,7 @@ def transactions(
             "open",
             words.count(len(open_now)),
             mark="warn" if late else "",
-            note=f"{len(late)} near the end of their time" if late else "",
+            note=f"{len(late)} will be aborted soon" if late else "",
         ),
         Line(
             "oldest",
@@ -562,7 +567,9 @@ def transactions(
         ),
     ]
     abort = [
-        Command(f"catchwater txn abort {shell_word(row.transactional_id)}", "Abort what hangs")
+        Command(
+            f"catchwater txn abort {shell_word(row.transactional_id)}", "Abort what hangs", True
+        )
         for row in late[:3]
     ]
     return View(
@@ -571,7 +578,7 @@ def transactions(
         now_ms,
         about=words.plural(len(found), "transactional id"),
         panels=[
-            Panel("open", "Open now", lines, commands=abort),
+            Panel("open", "Open now", lines, commands=abort, wide=True, strip=True),
             Panel("transactions", "", table=table, wide=True),
         ],
     )
@@ -602,6 +609,8 @@ class BrokersPage(NamedTuple):
     wal: WalDescription
     objects: str
     pins: Sequence[Pin]
+    wal_age_s: float | None = None
+    """For how long the oldest bytes wait to be packed; 0: none do."""
 
 
 def brokers(seen: BrokersPage, now_ms: int, problem: str = "") -> View:
@@ -736,6 +745,7 @@ def wal_lines(seen: BrokersPage) -> list[Line]:
     return [
         Line("kind", seen.wal.kind, note=seen.wal.latency_class),
         Line("what must fail to lose it", seen.wal.failure_domain),
+        _unpacked(seen.wal_age_s),
         Line("not durable yet", words.size(now.unflushed_bytes)),
         Line(
             "until durable",
@@ -747,31 +757,54 @@ def wal_lines(seen: BrokersPage) -> list[Line]:
     ]
 
 
+def _unpacked(age_s: float | None) -> Line:
+    note = "until they are packed into the object store"
+    if age_s is None:
+        return Line("oldest bytes wait for", "unknown", mark="unknown", note=note)
+    mark: Mark = "warn" if age_s > _LONG_UNPACKED_S else ""
+    return Line("oldest bytes wait for", words.span(age_s) if age_s else "none do", mark, note)
+
+
+def store_line(seen: BrokersPage) -> Line:
+    """In one line, how requests to the object store went lately."""
+    counts = _outcomes(seen)
+    if counts is None:
+        return Line("requests to objects", "not counted", note="a folder of this machine")
+    again, failed = counts["retried"], counts["failed"]
+    mark: Mark = "fail" if failed else "warn" if again else "ok"
+    note = (
+        f"{words.count(again)} tried again, {words.count(failed)} failed; put within {_put(seen)}"
+    )
+    return Line("requests to objects", words.count(counts["ok"]), mark, note)
+
+
 def _objects(seen: BrokersPage) -> list[Line]:
-    lines = [Line("where", seen.objects)]
+    where, counts = Line("where", seen.objects), _outcomes(seen)
+    if counts is None:
+        return [where, Line("requests", "not counted", note="a folder of this machine")]
+    again, failed = counts["retried"], counts["failed"]
+    return [
+        where,
+        Line("requests", words.count(counts["ok"])),
+        Line("tried again", words.count(again), mark="warn" if again else "ok"),
+        Line("failed", words.count(failed), mark="fail" if failed else "ok"),
+        Line("an object is put within", _put(seen), note="p50 / p99, at most"),
+    ]
+
+
+def _outcomes(seen: BrokersPage) -> Mapping[str, int] | None:
+    """How many requests to the object store ended how, lately; None: they are not counted."""
     if not seen.now.store:
-        return [*lines, Line("requests", "not counted", note="a folder of this machine")]
-    outcomes = {"ok": 0, "retried": 0, "failed": 0}
+        return None
+    counts = {"ok": 0, "retried": 0, "failed": 0}
     before = seen.before.store if seen.before else {}
     for key, count in seen.now.store.items():
-        outcomes[key[1]] = outcomes.get(key[1], 0) + count - before.get(key, 0)
-    return [
-        *lines,
-        Line("requests", words.count(outcomes["ok"])),
-        Line(
-            "tried again",
-            words.count(outcomes["retried"]),
-            mark="warn" if outcomes["retried"] else "ok",
-        ),
-        Line(
-            "failed", words.count(outcomes["failed"]), mark="fail" if outcomes["failed"] else "ok"
-        ),
-        Line(
-            "an object is put within",
-            _p(seen.now.puts.since(seen.before.puts if seen.before else None)),
-            note="p50 / p99, at most",
-        ),
-    ]
+        counts[key[1]] = counts.get(key[1], 0) + count - before.get(key, 0)
+    return counts
+
+
+def _put(seen: BrokersPage) -> str:
+    return _p(seen.now.puts.since(seen.before.puts if seen.before else None))
 
 
 def _amplified(now: BrokerFact) -> list[Line]:
@@ -803,8 +836,10 @@ def _amplified(now: BrokerFact) -> list[Line]:
 # --- the audit trail -----------------------------------------------------------------------------
 
 
-def audit(found: Sequence[AuditLine] | None, asked: PageQuery, now_ms: int) -> View:
-    """Who was refused what, and who changed what, as this broker wrote it down."""
+def audit(
+    found: Sequence[AuditLine] | None, asked: PageQuery, now_ms: int, folder: Path | None = None
+) -> View:
+    """Who was refused what, and who changed what, as this broker wrote it down in the folder."""
     columns = [
         Sorted(
             Column("when (UTC)", "when"),
@@ -835,7 +870,8 @@ def audit(found: Sequence[AuditLine] | None, asked: PageQuery, now_ms: int) -> V
         empty,
         lambda e: f"{e.principal} {e.action} {e.resource}",
     )
-    verify = [Command("catchwater governance audit verify", "Show that nothing in it was changed")]
+    command = f"catchwater governance audit verify {shell_word(str(folder))}"
+    verify = [Command(command, "Show that nothing in it was changed, on the broker's machine")]
     return View(
         "Audit",
         "audit",

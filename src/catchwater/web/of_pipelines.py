@@ -4,7 +4,7 @@ Each is a pure function from reports to the record that is shown. A report says 
 was made; `verdicts.as_seen` has taken back what it is too old to say.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -12,11 +12,11 @@ from urllib.parse import quote
 from msgspec.structs import replace
 
 from catchwater.drill.result import Finding, Result
-from catchwater.verdicts import OLD_S, Compared, PipelineStatus, Restored
+from catchwater.verdicts import OLD_S, Compared, Freshness, PipelineStatus, Restored
 from catchwater.verdicts import Verdict as Given
 from catchwater.web import words
-from catchwater.web.facts import GroupFact
-from catchwater.web.of_log import group_href
+from catchwater.web.facts import GroupFact, TopicFact
+from catchwater.web.of_log import group_href, promised, topic_href
 from catchwater.web.view import (
     Cell,
     Chart,
@@ -30,6 +30,7 @@ from catchwater.web.view import (
     Panel,
     Sorted,
     Table,
+    Trend,
     Verdict,
     View,
     listed,
@@ -59,6 +60,8 @@ class Event(NamedTuple):
     """The pipeline, or "broker 1"."""
     what: str
     mark: Mark = ""
+    command: str = ""
+    """What to type about it; empty: nothing."""
 
 
 def pipeline_href(name: str) -> str:
@@ -66,21 +69,47 @@ def pipeline_href(name: str) -> str:
     return f"/pipelines/{quote(name, safe='')}"
 
 
-def head(report: PipelineStatus, now_ms: int) -> Head:
+Trends = Mapping[str, Trend]
+"""Verdict to what it rests on over the last hour."""
+
+
+def head(report: PipelineStatus, now_ms: int, trends: Trends | None = None) -> Head:
     """A pipeline in one line."""
-    versions = ", ".join(f"{name} v{version}" for name, version in sorted(report.versions.items()))
+    restore, fresh, trends = report.restore or {}, report.freshness, trends or {}
     return Head(
         report.name,
         pipeline_href(report.name),
         state_then(report, now_ms),
         [
-            _verdict("correct", report.correct),
-            _verdict("recoverable", report.recoverable),
-            _verdict("fresh", report.fresh),
+            _verdict("correct", report.correct, None, trends),
+            _verdict("recoverable", report.recoverable, _share(restore), trends),
+            _verdict("fresh", report.fresh, _stale(fresh), trends),
         ],
-        about=versions,
+        about=_versions(report),
         at_ms=report.reported_ms,
     )
+
+
+def _versions(report: PipelineStatus) -> str:
+    return ", ".join(f"{name} v{version}" for name, version in sorted(report.versions.items()))
+
+
+def _stale(fresh: Freshness) -> float | None:
+    """Which share of its promise a pipeline is behind."""
+    if fresh.staleness_s is None or not fresh.max_staleness_s:
+        return None
+    return min(1.0, fresh.staleness_s / fresh.max_staleness_s)
+
+
+def trends_of(name: str, read: Callable[[str], list[float | None]]) -> Trends:
+    """What the history has of a pipeline's verdicts, in the last hour."""
+    me = f"pipeline/{name}"
+    behind, promised = read(f"{me}/lag_s"), read(f"{me}/staleness_s")
+    estimate, budget = read(f"{me}/estimate_s"), read(f"{me}/max_restore_s")
+    return {
+        "fresh": Trend(behind, promised[-1], "seconds behind, over the last hour"),
+        "recoverable": Trend(estimate, budget[-1], "estimated restore, over the last hour"),
+    }
 
 
 def is_old(report: PipelineStatus, now_ms: int) -> bool:
@@ -95,8 +124,11 @@ def state_then(report: PipelineStatus, now_ms: int) -> str:
     return f"was {report.state} {words.ago(report.reported_ms, now_ms)}"
 
 
-def _verdict(of: str, given: Given) -> Verdict:
-    return Verdict(of, _MARKS.get(given.state, "unknown"), given.reason, given.next)
+def _verdict(of: str, given: Given, share: float | None, trends: Trends) -> Verdict:
+    mark = _MARKS.get(given.state, "unknown")
+    return Verdict(
+        of, mark, given.reason, given.next, None if mark == "unknown" else share, trends.get(of)
+    )
 
 
 def rank(each: Head) -> tuple[int, str]:
@@ -116,11 +148,15 @@ class Overview(NamedTuple):
     """The broker and its storage, in a few lines."""
     groups: Sequence[GroupFact]
     events: Sequence[Event]
+    topics: Sequence[TopicFact] = ()
+    trends: Mapping[str, Trends] = {}
+    """By pipeline."""
 
 
 def overview(seen: Overview, now_ms: int) -> View:
     """Every pipeline with its verdicts, then the log in a few lines."""
-    heads = sorted((head(report, now_ms) for report in seen.reports), key=rank)
+    made = (head(report, now_ms, seen.trends.get(report.name)) for report in seen.reports)
+    heads = sorted(made, key=rank)
     behind = sorted((g for g in seen.groups if g.lag), key=lambda g: -g.lag)[:6]
     groups = Table(
         [Column("group"), Column("behind", right=True), Column("in seconds", right=True)],
@@ -128,7 +164,7 @@ def overview(seen: Overview, now_ms: int) -> View:
             [
                 Cell(g.name, href=group_href(g.name)),
                 Cell(words.count(g.lag)),
-                Cell("unknown" if g.lag_s is None else words.span(g.lag_s)),
+                Cell("unknown" if g.lag_s is None else words.span(g.lag_s), mark=promised(g)),
             ]
             for g in behind
         ],
@@ -154,8 +190,9 @@ def overview(seen: Overview, now_ms: int) -> View:
         about=_summary(heads),
         panels=[
             *([] if heads else start),
-            Panel("log", "The log", list(seen.log)),
+            Panel("log", "The log", list(seen.log), wide=True, strip=True),
             Panel("behind", "Groups that are behind", table=groups),
+            Panel("busy", "Topics that are written to most", table=_busiest(seen.topics)),
             Panel(
                 "timeline",
                 "What happened lately",
@@ -164,6 +201,29 @@ def overview(seen: Overview, now_ms: int) -> View:
             ),
         ],
     )
+
+
+def _busiest(found: Sequence[TopicFact]) -> Table:
+    written = sorted((t for t in found if t.per_s), key=lambda t: (-(t.per_s or 0.0), t.name))[:6]
+    return Table(
+        [Column("topic"), Column("records", right=True), Column("written", right=True)],
+        [
+            [
+                Cell(t.name, href=topic_href(t.name)),
+                Cell(words.count(t.records)),
+                Cell(words.rate(t.per_s)),
+            ]
+            for t in written
+        ],
+        _why_none_is_busy(found),
+    )
+
+
+def _why_none_is_busy(found: Sequence[TopicFact]) -> str:
+    if not found:
+        return "There are no topics yet."
+    is_known = any(topic.per_s is not None for topic in found)
+    return "Nothing is written at the moment." if is_known else "That is known in a moment."
 
 
 def _summary(heads: Sequence[Head]) -> str:
@@ -187,6 +247,7 @@ class PipelinePage(NamedTuple):
     events: Sequence[Event]
     last_drill: tuple[str, Result] | None
     """The file of the newest drill, and what it found."""
+    trends: Mapping[str, Trend] = {}
 
 
 def pipeline(seen: PipelinePage, now_ms: int) -> View:
@@ -244,7 +305,7 @@ def _pipeline(seen: PipelinePage, now_ms: int) -> View:
         "overview",
         now_ms,
         crumbs=[Crumb("Pipelines", "/")],
-        pipelines=[head(report, now_ms)],
+        pipelines=[head(report, now_ms, seen.trends)],
         about=_about(report, now_ms),
         panels=[
             *said.values(),
@@ -291,10 +352,14 @@ def _then(mark: Mark) -> Mark:
 
 
 def _about(report: PipelineStatus, now_ms: int) -> str:
-    parts = [state_then(report, now_ms), f"reported {words.ago(report.reported_ms, now_ms)}"]
+    parts = [
+        _versions(report),
+        state_then(report, now_ms),
+        f"reported {words.ago(report.reported_ms, now_ms)}",
+    ]
     if report.owner:
         parts.append(f"owner {report.owner}")
-    return " · ".join(parts)
+    return " · ".join(filter(None, parts))
 
 
 def _correct(report: PipelineStatus) -> list[Line]:
@@ -320,7 +385,17 @@ def _correct(report: PipelineStatus) -> list[Line]:
             note=over,
             mark="warn" if total["poisoned"] else "ok" if report.functions else "unknown",
         ),
+        _committed(report.recent_epochs),
     ]
+
+
+def _committed(epochs: Sequence[Mapping[str, Any]]) -> Line:
+    """How long an epoch's outputs took to be committed to all sinks."""
+    took = sorted(each["sinks_ms"] for each in epochs if each.get("sinks_ms") is not None)
+    if not took:
+        return Line("a commit takes", "unknown", mark="unknown")
+    text = f"{_ms(took[(len(took) - 1) // 2])} / {_ms(took[-1])}"
+    return Line("a commit takes", text, note="median / longest of all sinks, of these epochs")
 
 
 def _comparison(each: Compared, now_ms: int) -> Line:
@@ -359,9 +434,11 @@ def _recover(report: PipelineStatus, now_ms: int) -> list[Line]:
         ),
         Line(
             "to be read again",
-            "unknown" if not restore else _input_again(restore),
+            "unknown" if not restore else f"{words.span(restore.get('recovery_point_s'))} of input",
             mark="" if restore else "unknown",
+            note=_amount(restore),
         ),
+        *_history(report),
         Line(
             "oldest checkpoint kept",
             f"#{report.restorable[0]}" if report.restorable else "none",
@@ -410,8 +487,28 @@ def _error_bar(restore: Mapping[str, Any]) -> str:
     return "; ".join(parts)
 
 
-def _input_again(restore: Mapping[str, Any]) -> str:
-    return f"{words.span(restore.get('recovery_point_s'))} of input"
+def _amount(restore: Mapping[str, Any]) -> str:
+    """How much of the input a restore reads again."""
+    if restore.get("replay_records") is None:
+        return ""
+    records = words.plural(restore["replay_records"], "record")
+    return f"{words.size(restore['replay_bytes'])}, {records}"
+
+
+def _history(report: PipelineStatus) -> list[Line]:
+    """What keeps the log from deleting what a restore needs, and how near that is."""
+    margin_s = report.history_margin_s
+    spare = "" if margin_s is None else f"; {words.span(margin_s)} of input more than is needed"
+    return [
+        Line(
+            "the log keeps it",
+            _of_check(each["verdict"]),
+            mark=_MARKS.get(each["verdict"], "unknown"),
+            note=f"{each['message']}{spare}",
+        )
+        for each in report.checks
+        if each["subject"] == "pin"
+    ]
 
 
 def _drilled(last: tuple[str, Result] | None, now_ms: int) -> Line:
@@ -430,9 +527,6 @@ def _drilled(last: tuple[str, Result] | None, now_ms: int) -> Line:
 def _fresh(report: PipelineStatus, now_ms: int) -> list[Line]:
     lag, fresh, rate = report.lag, report.freshness, report.rate
     known = lag.records is not None
-    share = None
-    if fresh.staleness_s is not None and fresh.max_staleness_s:
-        share = min(1.0, fresh.staleness_s / fresh.max_staleness_s)
     promised = "promised" if fresh.is_declared else "by default; max_staleness declares it"
     epoch_mark: Mark = ""
     if fresh.trigger_s is not None and fresh.epoch_s is not None:
@@ -448,7 +542,7 @@ def _fresh(report: PipelineStatus, now_ms: int) -> list[Line]:
             "in seconds",
             words.span(lag.seconds) if lag.seconds is not None else "unknown",
             mark=_MARKS.get(report.fresh.state, "unknown"),
-            share=share,
+            share=_stale(fresh),
             note=f"{words.span(fresh.max_staleness_s)} {promised}",
         ),
         Line(
@@ -463,8 +557,8 @@ def _fresh(report: PipelineStatus, now_ms: int) -> list[Line]:
             note="" if fresh.trigger_s is None else f"of {words.span(fresh.trigger_s)}",
         ),
         Line(
-            "under way since",
-            words.span(fresh.under_way_s) if fresh.under_way_s is not None else "no epoch is",
+            "epoch under way",
+            words.span(fresh.under_way_s) if fresh.under_way_s is not None else "none",
         ),
         Line(
             "watermark behind",
@@ -484,6 +578,9 @@ def _fresh(report: PipelineStatus, now_ms: int) -> list[Line]:
 def _stop(report: PipelineStatus) -> list[Line]:
     supervisor = report.supervisor or {}
     lines = []
+    if report.runbook:
+        is_link = report.runbook.startswith(("https://", "http://"))
+        lines.append(Line("runbook", report.runbook, href=report.runbook if is_link else ""))
     for problem in report.problems:
         lines.append(Line("problem", problem, mark="fail"))
     if supervisor:
@@ -519,10 +616,11 @@ def _catching_up(report: PipelineStatus) -> dict[str, Panel]:
         speed = each["bytes_per_s"]
         left = "" if each["eta_s"] is None else f", {words.span(each['eta_s'])} left"
         note = "" if speed is None else f"{speed / 1e6:.1f} MB/s{left}"
+        note = "done" if each["percent"] >= 100 else note
         lines.append(
             Line(each["name"], f"{each['percent']:.0f} %", share=each["percent"] / 100, note=note)
         )
-    return {"catching-up": Panel("catching-up", "Restoring now", lines, wide=True)}
+    return {"catching-up": Panel("catching-up", "Restoring now", lines, wide=True, strip=True)}
 
 
 def _lag(report: PipelineStatus) -> Table:
@@ -860,7 +958,11 @@ def _timeline(events: Sequence[Event], now_ms: int) -> Table:
     return Table(
         [Column("when (UTC)"), Column("of"), Column("what", grows=True)],
         [
-            [Cell(words.moment(e.at_ms)), Cell(e.of, href=_of(e.of)), Cell(e.what, mark=e.mark)]
+            [
+                Cell(words.moment(e.at_ms)),
+                Cell(e.of, href=_of(e.of)),
+                Cell(e.what, mark=e.mark, command=e.command),
+            ]
             for e in events
         ],
         "Nothing has happened since this broker keeps its history.",

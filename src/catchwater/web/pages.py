@@ -11,13 +11,17 @@ The Content-Security-Policy admits files of our own and nothing inline.
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import shlex
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -32,12 +36,12 @@ from catchwater.drill.page import PALETTE, SIGNS
 from catchwater.drill.result import load_results
 from catchwater.recovery.group import Move
 from catchwater.verdicts import PipelineStatus
-from catchwater.web import of_log, of_pipelines, reset, words
+from catchwater.web import of_log, of_pipelines, reset, sampler, words
 from catchwater.web.facts import Facts
 from catchwater.web.history import DAY_MS, HOUR_MS, History, Plot
-from catchwater.web.of_pipelines import Drills, Event
+from catchwater.web.of_pipelines import Drills, Event, Trends
 from catchwater.web.sampler import Sampler
-from catchwater.web.view import Line, PageQuery, View, query_of
+from catchwater.web.view import Line, PageQuery, Trend, View, aimed, query_of
 
 DESCRIBE = Operation.DESCRIBE
 NAV = {
@@ -57,6 +61,7 @@ _STREAMS_AT_EASE = 8
 _MOST_STREAMS = 64
 STREAM_S = 60.0
 _MOST_SERIES = 12
+_MOST_TRENDS = 20
 _OPEN_SHOWN = 50
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -90,7 +95,11 @@ class Page:
         self._history = History(folder / "history.db" if folder.is_dir() else None)
         self._sampler = Sampler(self._facts, self._history)
         self._resets = reset.Resets(broker, self._facts)
+        self._trends: dict[str, tuple[int, Trends]] = {}
+        """When it was made, and what it is, by pipeline."""
         self._streams = 0
+        self._bootstrap = str(broker.kafka_address)
+        self._starts = how_started(sys.argv, Path.cwd())
 
     async def run(self) -> None:
         """Keep the history, until cancelled."""
@@ -129,7 +138,9 @@ class Page:
             asked = PageQuery.of(request.query_params)
 
             async def make() -> View:
-                return await build(caller, request.path_params, asked)
+                view = aimed(await build(caller, request.path_params, asked), self._bootstrap)
+                may_start = caller.may_with(DESCRIBE, THE_CLUSTER)
+                return replace(view, starts=self._starts if may_start else "")
 
             form = _form(request)
             if form == "stream":
@@ -184,7 +195,9 @@ class Page:
                 parts = await asyncio.to_thread(parts_of, view)
                 changed = {key: part for key, part in parts.items() if sent.get(key) != part}
                 sent = parts
-                body = {"at": view.at_ms, "order": list(parts), "parts": changed}
+                body = {
+                    "at": view.at_ms, "about": view.about, "order": list(parts), "parts": changed,
+                }  # fmt: skip
                 yield b"data: " + msgspec.json.encode(body) + b"\n\n"
                 if clock.monotonic_s() >= ends_s:
                     return
@@ -203,12 +216,15 @@ class Page:
     async def overview(self, caller: Caller, path: Mapping[str, str], asked: PageQuery) -> View:
         """`/`"""
         events = [e for e in await self._events_of(None) if _may_see(caller, e)]
+        reports = await self._reports(caller)
         return of_pipelines.overview(
             of_pipelines.Overview(
-                await self._reports(caller),
+                reports,
                 await self._log_lines() if caller.may_with(DESCRIBE, THE_CLUSTER) else [],
                 [g for g in await self._facts.groups() if caller.may_group(DESCRIBE, g.name)],
                 events,
+                [t for t in await self._facts.topics() if caller.may(DESCRIBE, t.name)],
+                {each.name: await self._trends_of(each.name) for each in reports[:_MOST_TRENDS]},
             ),
             self._facts.now_ms,
         )
@@ -225,9 +241,10 @@ class Page:
         seen = of_pipelines.PipelinePage(
             found,
             await self._transaction_lines() if is_open else [],
-            self._load_lines() if is_open else [],
+            await self._load_lines() if is_open else [],
             await self._events_of(f"pipeline {name}"),
             list(drills.results.items())[-1] if drills.results and is_open else None,
+            await self._trends_of(name),
         )
         return of_pipelines.pipeline(seen, self._facts.now_ms)
 
@@ -308,7 +325,8 @@ class Page:
 
     async def brokers(self, caller: Caller, path: Mapping[str, str], asked: PageQuery) -> View:
         """`/brokers`"""
-        seen = self._broker_seen()._replace(pins=await self._facts.pins())
+        pins, wal_age_s = await self._facts.pins(), await self._facts.wal_age_s()
+        seen = self._broker_seen()._replace(pins=pins, wal_age_s=wal_age_s)
         return of_log.brokers(seen, self._facts.now_ms, self._history.problem)
 
     async def drills(self, caller: Caller, path: Mapping[str, str], asked: PageQuery) -> View:
@@ -329,7 +347,8 @@ class Page:
 
     async def audit(self, caller: Caller, path: Mapping[str, str], asked: PageQuery) -> View:
         """`/audit`"""
-        return of_log.audit(await self._facts.audit(), asked, self._facts.now_ms)
+        found = await self._facts.audit()
+        return of_log.audit(found, asked, self._facts.now_ms, self._broker.config.audit_folder)
 
     # --- what several pages need -----------------------------------------------------------------
 
@@ -344,9 +363,9 @@ class Page:
             self._facts.wal(), self._facts.objects_url(), [],
         )  # fmt: skip
 
-    def _load_lines(self) -> list[Line]:
-        seen = self._broker_seen()
-        return [*of_log.load(seen)[:3], *of_log.wal_lines(seen)[2:4]]
+    async def _load_lines(self) -> list[Line]:
+        seen = self._broker_seen()._replace(wal_age_s=await self._facts.wal_age_s())
+        return [*of_log.load(seen)[:3], *of_log.wal_lines(seen)[2:5], of_log.store_line(seen)]
 
     async def _log_lines(self) -> list[Line]:
         topics = list(await self._facts.topics())
@@ -358,10 +377,10 @@ class Page:
                 "topics", words.count(len(topics)), href="/topics",
                 note=words.size(sum(topic.size_bytes for topic in topics)),
             ),
-            Line("written", words.rate(sum(t.per_s or 0.0 for t in topics), "records")),
+            Line("written", words.rate(_sum(t.per_s for t in topics), "records")),
             *await self._transaction_lines(),
             load[0], load[1],
-            of_log.wal_lines(seen)[3],
+            of_log.wal_lines(seen)[4],
         ]  # fmt: skip
 
     async def _transaction_lines(self) -> list[Line]:
@@ -382,6 +401,21 @@ class Page:
             {path.name: result for path, result in results.items()},
             {path.name: why for path, why in damaged.items()},
         )
+
+    async def _trends_of(self, name: str) -> Trends:
+        """Of one pipeline, for as long as a sample is the newest."""
+        now_ms = self._facts.now_ms
+        kept = self._trends.get(name)
+        if kept is None or now_ms - kept[0] >= 1000 * sampler.EVERY_S:
+            if len(self._trends) >= _MOST_TRENDS:
+                self._trends.clear()
+
+            def read(series: str) -> list[float | None]:
+                return self._history.trend(series, now_ms)
+
+            found = await asyncio.to_thread(of_pipelines.trends_of, name, read)
+            kept = self._trends[name] = now_ms, found
+        return kept[1]
 
     async def _events_of(self, subject: str | None) -> list[Event]:
         return await asyncio.to_thread(self._history.events, subject)
@@ -407,12 +441,26 @@ class Page:
         return Response(found, media_type=kind, headers=headers)
 
 
+def how_started(arguments: Sequence[str], folder: Path) -> str:
+    """What starts this process again, if it is `catchwater broker run …`; else nothing."""
+    words = list(arguments[1:])
+    if words[:2] != ["broker", "run"]:
+        return ""
+    return f"cd {shlex.quote(str(folder))} && catchwater {shlex.join(words)}"
+
+
 def _form(request: Request) -> str:
     """Which of the three forms is accepted."""
     accept = request.headers.get("accept", "")
     if "text/event-stream" in accept:
         return "stream"
     return "json" if "application/json" in accept and "text/html" not in accept else "html"
+
+
+def _sum(rates: Iterable[float | None]) -> float | None:
+    """None where none of them is known."""
+    known = [each for each in rates if each is not None]
+    return sum(known) if known else None
 
 
 def _by_lag(each: tuple[str, int]) -> tuple[int, str]:
@@ -468,8 +516,42 @@ def _templates() -> Environment:
     )  # fmt: skip
     made.policies["json.dumps_kwargs"] = {"sort_keys": False}
     made.globals |= {"NAV": NAV, "SIGNS": SIGNS, "static": static_href, "query": query_of}
+    made.globals["points"] = points
     made.filters["clock"] = lambda at_ms: words.moment(at_ms)[11:]
     return made
+
+
+_TREND_X, _TREND_Y = 120.0, 26.0
+_LEAST_KNOWN = 4
+
+
+class Drawn(NamedTuple):
+    """A trend as the points of lines, each without a gap, and the height of its bound."""
+
+    lines: list[str]
+    most: str | None
+
+
+def points(trend: Trend) -> Drawn | None:
+    """None where there is not enough to see anything."""
+    known = [value for value in trend.values if value is not None]
+    if len(known) < _LEAST_KNOWN:
+        return None
+    top = max(known)
+    most = trend.most if trend.most is not None and trend.most <= 2 * top else None
+    high = 1.15 * max(top, most or 0.0) or 1.0
+
+    def y(value: float) -> str:
+        return f"{_TREND_Y - 1.5 - (_TREND_Y - 3) * value / high:.1f}"
+
+    lines, line = list[list[str]](), list[str]()
+    for at, value in enumerate(trend.values):
+        if value is None:
+            lines, line = ([*lines, line] if len(line) > 1 else lines), []
+        else:
+            line.append(f"{_TREND_X * at / (len(trend.values) - 1):.1f},{y(value)}")
+    lines += [line] if len(line) > 1 else []
+    return Drawn([" ".join(each) for each in lines], None if most is None else y(most))
 
 
 def parts_of(view: View) -> dict[str, str]:

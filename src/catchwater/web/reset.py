@@ -326,10 +326,9 @@ def _moves(name: str, shown: DryRunResult) -> list[Panel]:
             note="which the group will not read" if over else "",
         ),
     ]
-    same = " ".join(f"--topic {shell_word(each)}" for each in shown.topics.split())
-    command = (
-        f"catchwater group reset {shell_word(name)} --to {shell_word(shown.to)} {same}".strip()
-    )
+    command = f"catchwater group reset {shell_word(name)} --to {shell_word(shown.to)}"
+    for each in shown.topics.split():
+        command += f" --topic {shell_word(each)}"
     act = None
     if changed and shown.may:
         act = Act(
@@ -347,7 +346,9 @@ def _moves(name: str, shown: DryRunResult) -> list[Panel]:
         lines,
         act=act,
         note=note,
-        commands=[Command(f"{command} --execute", "The same in a terminal")] if changed else [],
+        commands=[Command(f"{command} --execute", "The same in a terminal", True)]
+        if changed
+        else [],
     )
     return [would, Panel("moves", "", table=_table(shown.moves), wide=True)]
 

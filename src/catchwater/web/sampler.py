@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from catchwater.config import CatchwaterError
-from catchwater.verdicts import PipelineStatus
+from catchwater.verdicts import PipelineStatus, Verdict
 from catchwater.web.facts import BrokerFact, Facts, GroupFact
 from catchwater.web.history import History
 from catchwater.web.of_pipelines import Event
@@ -93,8 +93,8 @@ class Sampler:
         for report in reports:
             before = self._seen.get(report.name)
             self._seen[report.name] = report
-            if before is not None:
-                events += changes(before, report, at_ms)
+            # What fails already when this broker begins to look is no change, and has to be there.
+            events += changes(before, report, at_ms) if before else failing(report, at_ms)
         return events
 
     def _joined_and_left(self, at_ms: int) -> list[Event]:
@@ -186,9 +186,22 @@ def changes(before: PipelineStatus, now: PipelineStatus, at_ms: int) -> list[Eve
     for name in _VERDICTS:
         was, given = getattr(before, name), getattr(now, name)
         if given.state != was.state:
-            mark: Mark = given.state
-            events.append(Event(at_ms, of, f"{name}: {given.state}. {given.reason}", mark))
+            events.append(_of_verdict(now, name, at_ms))
     return events
+
+
+def failing(report: PipelineStatus, at_ms: int) -> list[Event]:
+    """The verdicts that fail, of a pipeline that was not seen before."""
+    bad = (name for name in _VERDICTS if getattr(report, name).state == "fail")
+    return [_of_verdict(report, name, at_ms) for name in bad]
+
+
+def _of_verdict(report: PipelineStatus, name: str, at_ms: int) -> Event:
+    given: Verdict = getattr(report, name)
+    mark: Mark = given.state
+    command = "" if mark == "ok" else given.next
+    what = f"{name}: {given.state}. {given.reason}"
+    return Event(at_ms, f"pipeline {report.name}", what, mark, command)
 
 
 def _took(before: PipelineStatus) -> str:

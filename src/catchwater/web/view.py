@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
+from msgspec.structs import replace
 
 T = TypeVar("T")
 
@@ -22,6 +23,8 @@ class Command(msgspec.Struct, frozen=True):
 
     text: str
     why: str = ""
+    asks_log: bool = False
+    """Whether it needs the broker's Kafka address, which `aimed` appends."""
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -43,7 +46,8 @@ class Cell(msgspec.Struct, frozen=True):
     text: str
     mark: Mark = ""
     href: str = ""
-    share: float | None = None
+    command: str = ""
+    """What to type about it."""
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -127,6 +131,18 @@ class Panel(msgspec.Struct, frozen=True):
     wide: bool = False
     form: Form | None = None
     act: Act | None = None
+    strip: bool = False
+    """Its lines stand side by side: a few numbers to be taken in at once."""
+
+
+class Trend(msgspec.Struct, frozen=True):
+    """A series of the last hour, as small as a word."""
+
+    values: list[float | None]
+    """Oldest first; None where nothing is known."""
+    most: float | None = None
+    """What it ought to stay below."""
+    about: str = ""
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -136,6 +152,9 @@ class Verdict(msgspec.Struct, frozen=True):
     mark: Mark
     reason: str
     command: str = ""
+    share: float | None = None
+    """How much of what was promised is used, 0 to 1, drawn as a bar."""
+    trend: Trend | None = None
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -170,6 +189,8 @@ class View(msgspec.Struct, frozen=True):
     about: str = ""
     is_live: bool = True
     """Whether an open page is sent what has changed."""
+    starts: str = ""
+    """What starts this broker again, shown once it is silent; empty for who may not know."""
 
 
 class PageQuery(NamedTuple):
@@ -239,6 +260,23 @@ def query_of(paging: Paging, **changes: Any) -> str:
     now = {"sort": paging.sort, "order": "desc" if paging.descending else "asc",
            "page": paging.page, "find": paging.find}  # fmt: skip
     return "?" + urlencode({key: value for key, value in (now | changes).items() if value != ""})
+
+
+def aimed(view: View, bootstrap: str) -> View:
+    """The view with commands that ask this broker, wherever they are typed."""
+    panels = [
+        replace(
+            panel,
+            commands=[
+                replace(each, text=f"{each.text} --bootstrap {bootstrap}")
+                if each.asks_log
+                else each
+                for each in panel.commands
+            ],
+        )
+        for panel in view.panels
+    ]
+    return replace(view, panels=panels)
 
 
 def shell_word(name: str) -> str:

@@ -67,7 +67,9 @@ def test_a_contract_without_its_pin_warns(
     catchwater: Any, pipeline_file: Path, log_holds: Any
 ) -> None:
     log_holds(PartitionTail(0, 100, 1_000))
-    assert catchwater("contract", "check", pipeline_file).code == 3
+    answer = catchwater("contract", "check", pipeline_file)
+    assert answer.code == 3
+    assert "next: the next checkpoint makes a pin again" in answer.err
 
 
 def test_a_contract_whose_input_is_gone_fails_and_names_the_offsets(
@@ -77,6 +79,8 @@ def test_a_contract_whose_input_is_gone_fails_and_names_the_offsets(
     answer = catchwater("contract", "check", pipeline_file)
     assert answer.code == 4
     assert "from offset 30 on, and the log begins at offset 35" in answer.out
+    assert f"catchwater recovery explain {pipeline_file}\n" in answer.err
+    assert answer.err.endswith(f"catchwater recovery reset {pipeline_file} --to earliest\n")
 
 
 @pytest.mark.parametrize(("changes", "code"), [

@@ -79,6 +79,7 @@ def test_a_sink_that_holds_everything_is_told_with_its_rows(catchwater: Any, fil
     answer = catchwater("sink", "verify", file)
     assert answer.code == 0
     assert answer.out.splitlines()[1].split() == ["alerts", "0-2", "30", "0", "0", "0", "0"]
+    assert "next" not in answer.err
 
 
 def test_every_damaged_row_is_named_and_mended(catchwater: Any, file: Path) -> None:
@@ -93,7 +94,10 @@ def test_every_damaged_row_is_named_and_mended(catchwater: Any, file: Path) -> N
         {"kind": "foreign", "epoch": 1, "shard": 7, "row": 0, "key": ""},
         {"kind": "altered", "epoch": 2, "shard": 0, "row": 4, "key": "c4"},
     ]
-    assert "altered" in catchwater("sink", "verify", file).out
+    answer = catchwater("sink", "verify", file)
+    assert "altered" in answer.out
+    assert f"catchwater sink repair {file}\n" in answer.err
+    assert "--sink alerts" in catchwater("sink", "verify", file, "--sink", "alerts").err
     dry = catchwater("sink", "repair", file, "--dry-run")
     assert "1 missing, 1 doubled, 1 altered, 1 foreign of 30 rows" in dry.err
     assert catchwater("sink", "verify", file).code == 4

@@ -1,5 +1,7 @@
 """`catchwater top`: the record of a page as lines, none wider than the terminal."""
 
+import shlex
+
 import pytest
 from tests.unit.web.reports import NOW_MS, report
 
@@ -28,6 +30,18 @@ def test_a_long_reason_is_wrapped_and_not_cut() -> None:
     lines = drawn(of_pipelines.pipeline(seen, NOW_MS), 60)
     first = next(at for at, line in enumerate(lines) if "fresh " in line)
     assert " ".join(line[26:].strip() for line in lines[first : first + 3]) == why
+
+
+def test_a_command_that_is_too_long_for_a_line_can_still_be_pasted() -> None:
+    command = "catchwater sink verify '/srv/pipelines of us/cards.toml' --sink alerts-of-the-day"
+    wrong = Verdict("fail", "1 altered.", command)
+    seen = of_pipelines.PipelinePage(report(correct=wrong), [], [], [], None)
+    lines = drawn(of_pipelines.pipeline(seen, NOW_MS), 80)
+    first = next(at for at, line in enumerate(lines) if "→" in line)
+    last = next(at for at, line in enumerate(lines) if at >= first and not line.endswith(" \\"))
+    assert last > first and max(map(len, lines)) <= 80
+    pasted = "\n".join(lines[first : last + 1]).replace("\\\n", "")
+    assert shlex.split(pasted)[1:] == shlex.split(command)
 
 
 def test_a_broker_that_is_silent_leaves_what_was_known_and_nothing_green() -> None:

@@ -83,6 +83,7 @@ def called(p99_ms: int = 10, failed: int = 0, breaker: str = "closed") -> dict[s
 
 
 PLANTED: dict[str, Measured] = {
+    "stuck-epoch": replace(SOUND, under_way_s=240.0, epoch_s=2.0),
     "hot-key": replace(SOUND, entries=entries(hot={"hot_key": "c1", "hot_events": 900})),
     "hot-partition": replace(SOUND, entries=entries(weights=(4, 4, 2, 90))),
     "slow-function": replace(
@@ -146,6 +147,8 @@ def test_every_rule_has_a_planted_cause() -> None:
         replace(SOUND, entries=SOUND.entries[:1]),
         replace(SOUND, entries=entries(events=0, outputs=0)),
         replace(SOUND, entries=entries(entry={"run_ms": 0.0, "sink_ms": {}})),
+        # An epoch may take twice as long as the one before.
+        replace(SOUND, under_way_s=40.0, epoch_s=20.0),
         # What takes longest is no trouble where there is time to spare.
         replace(PLANTED["slow-function"], input_per_s=100.0),
         replace(PLANTED["waiting-function"], input_per_s=100.0),
@@ -176,7 +179,7 @@ def test_all_at_once_each_cause_is_still_named() -> None:
             operator_ms=2_000.0, calls_ms=1_500.0, rebuilt_bytes=10, restore_s=1.0,
             disk_reads=500, calls=called(9_000, failed=90, breaker="open"),
         ),
-        trigger_s=0.5, input_per_s=90_000.0, missing_per_s=80_000.0, stale=True,
+        trigger_s=0.5, input_per_s=90_000.0, missing_per_s=80_000.0, stale=True, under_way_s=99.0,
         broker=BrokerLoad(10_000, 5.0, 1_000, 900), short_topics=["payments"],
         groups=[GroupLoad("readers", 1, 8, 90_000, 300.0)],
     )  # fmt: skip

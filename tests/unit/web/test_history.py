@@ -42,6 +42,50 @@ def test_a_day_is_kept_by_the_minute_with_mean_and_peak_over_a_restart(tmp_path:
     again.close()
 
 
+def test_the_last_hour_goes_back_over_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "history.db"
+    history = History(path)
+    killed_ms = fill(history, 30)
+    history.close()
+    again = History(path)
+    now_ms = fill(again, 10, start_ms=killed_ms + 5_000)
+    plot = again.read(["broker/1/cpu"], HOUR_MS, now_ms)
+    assert plot.times_ms[0] == START_MS and plot.times_ms[-1] == now_ms
+    assert len(plot.times_ms) == 30 + 12 * 10
+    assert plot.times_ms == sorted({*plot.times_ms})
+    trend = again.trend("broker/1/cpu", now_ms)
+    assert len(trend) == 60 and trend[:20] == [None] * 20
+    assert None not in trend[21:] and max(trend[21:], key=float) == 55.0  # type: ignore[arg-type]
+    again.close()
+
+
+def test_a_minute_that_a_restart_has_cut_in_two_keeps_its_peak(tmp_path: Path) -> None:
+    path = tmp_path / "history.db"
+    for second, value in ((5, 9.0), (35, 1.0)):
+        history = History(path)
+        history.add(START_MS + 1000 * second, {"a": value})
+        history.close()
+    again = History(path)
+    assert again.read(["a"], DAY_MS, START_MS + MINUTE_MS).peaks == {"a": [9.0]}
+    again.close()
+
+
+def test_a_file_of_an_earlier_version_is_gone_on_with(tmp_path: Path) -> None:
+    path = tmp_path / "history.db"
+    with sqlite3.connect(path) as db:
+        db.execute(
+            "CREATE TABLE events (id INTEGER PRIMARY KEY, at INTEGER NOT NULL, "
+            "subject TEXT NOT NULL, what TEXT NOT NULL, mark TEXT NOT NULL)"
+        )
+        db.execute("INSERT INTO events VALUES (1, 5, 'broker 1', 'started', 'ok')")
+    db.close()
+    history = History(path)
+    history.note([Event(9, "pipeline cards", "correct: fail.", "fail", "catchwater sink verify c")])
+    assert history.problem == ""
+    assert [each.command for each in history.events()] == ["catchwater sink verify c", ""]
+    history.close()
+
+
 def test_a_series_without_a_value_leaves_a_gap() -> None:
     history = History(None)
     history.add(START_MS, {"a": 1.0, "b": 2.0})

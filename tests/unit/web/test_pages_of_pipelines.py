@@ -8,8 +8,8 @@ from catchwater.catalog.rows import ReportRow
 from catchwater.drill.result import Result
 from catchwater.verdicts import Compared, Freshness, Lag, Restored, Verdict
 from catchwater.web import of_pipelines as pages
-from catchwater.web.facts import report_of
-from catchwater.web.sampler import changes, of_report
+from catchwater.web.facts import TopicFact, report_of
+from catchwater.web.sampler import changes, failing, of_report
 from catchwater.web.view import Line, PageQuery, View
 
 FAIL = Verdict("fail", "The sink differs: 1 altered.", "catchwater sink verify cards.toml")
@@ -81,6 +81,59 @@ def test_a_damaged_row_is_red_with_what_is_wrong_of_it() -> None:
     )
 
 
+def test_topics_that_are_written_to_are_shown_busiest_first_and_unknown_is_not_nothing() -> None:
+    def busy(*rates: float | None) -> tuple[list[str], str]:
+        topics = [TopicFact(f"t{at}", 1, 5, 9, 99, -1, {}, rate) for at, rate in enumerate(rates)]
+        view = pages.overview(pages.Overview([], [], [], [], topics), NOW_MS)
+        (table,) = (p.table for p in view.panels if p.id == "busy" and p.table)
+        return [row[0].text for row in table.rows], table.empty
+
+    assert busy(1.0, 0.0, 9.0)[0] == ["t2", "t0"]
+    assert busy(0.0) == ([], "Nothing is written at the moment.")
+    assert busy(None) == ([], "That is known in a moment.")
+    assert busy() == ([], "There are no topics yet.")
+
+
+def test_a_verdict_shows_how_much_of_its_promise_is_used_and_how_that_came() -> None:
+    hour = [None, 1.0, 2.0]
+    kept = {"pipeline/card-risk/lag_s": hour, "pipeline/card-risk/staleness_s": [45.0]}
+    trends = pages.trends_of("card-risk", lambda series: kept.get(series, [None]))
+    shown = pages.head(report(), NOW_MS, trends).verdicts
+    assert [each.share for each in shown] == [
+        None,
+        pytest.approx(130 / 600),
+        pytest.approx(2.5 / 45),
+    ]
+    assert shown[2].trend is not None
+    assert (shown[2].trend.values, shown[2].trend.most) == (hour, 45.0)
+    unknown = pages.head(report(fresh=UNKNOWN), NOW_MS, trends).verdicts[2]
+    assert unknown.share is None, "what is unknown has no share"
+
+
+def test_what_keeps_the_log_and_what_is_to_be_read_again_is_said() -> None:
+    pin = {"verdict": "warn", "subject": "pin", "message": "nothing keeps the log: no pin"}
+    restore = {"seconds": 9.0, "recovery_point_s": 4.0, "replay_records": 1_100_000,
+               "replay_bytes": 214 << 20}  # fmt: skip
+    view = page_of(checks=[pin], restore=restore, history_margin_s=7200.0)
+    kept = line(view, "recover", "the log keeps it")
+    assert (kept.text, kept.mark) == ("barely", "warn")
+    assert kept.note == "nothing keeps the log: no pin; 2 h of input more than is needed"
+    assert (
+        line(view, "recover", "to be read again").note == "214.0 MiB, 1\u202f100\u202f000 records"
+    )
+
+
+@pytest.mark.parametrize(
+    ("runbook", "href"),
+    [("https://wiki/cards", "https://wiki/cards"), ("javascript:alert(1)", ""), ("page 7", "")],
+)
+def test_a_runbook_is_the_first_thing_that_is_said_of_what_could_stop_it(
+    runbook: str, href: str
+) -> None:
+    (panel,) = (each for each in page_of(runbook=runbook).panels if each.id == "stop")
+    assert panel.lines[0] == Line("runbook", runbook, href=href)
+
+
 def test_a_restore_that_is_under_way_stands_first() -> None:
     told = {
         "since_s": 41.0, "percent": 68.0, "eta_s": 31.0, "phase": "input", "shards": [],
@@ -136,6 +189,10 @@ def test_the_timeline_tells_what_changed_between_two_reports() -> None:
         "correct: fail. The sink differs: 1 altered.",
     ]
     assert changes(now, now, NOW_MS) == []
+    assert [event.command for event in changes(before, now, NOW_MS)] == ["", "", "", FAIL.next]
+    assert changes(now, before, NOW_MS)[-1].command == "", "what is good needs nothing"
+    assert [event.what for event in failing(now, NOW_MS)] == told[-1:]
+    assert failing(before, NOW_MS) == []
 
 
 def test_restores_stand_beside_what_was_estimated_of_them() -> None:

@@ -77,3 +77,16 @@ def test_slow_puts_of_objects_stand_beside_those_that_failed() -> None:
     puts = Times([0.01, 0.05, float("inf")], [50, 100, 100])
     found = lines(of_log.brokers(broker(store=store, puts=puts), NOW_MS), "objects")
     assert found["an object is put within"].text == "10 ms / 50 ms"
+    line = of_log.store_line(broker(store=store | {("get", "retried"): 2}, puts=puts))
+    assert (line.text, line.mark) == ("100", "warn")
+    assert line.note == "2 tried again, 0 failed; put within 10 ms / 50 ms"
+
+
+def test_bytes_that_wait_long_to_be_packed_warn_and_unknown_is_said() -> None:
+    for age_s, text, mark in (
+        (None, "unknown", "unknown"), (0.0, "none do", ""), (20.0, "20 s", ""),
+        (7200.0, "2 h", "warn"),
+    ):  # fmt: skip
+        seen = broker()._replace(wal_age_s=age_s)
+        found = lines(of_log.brokers(seen, NOW_MS), "wal")["oldest bytes wait for"]
+        assert (found.text, found.mark) == (text, mark)

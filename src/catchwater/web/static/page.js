@@ -6,6 +6,7 @@ const AGAIN_MS = 3_000;
 const PLOT_EVERY_MS = { hour: 5_000, day: 60_000, week: 300_000 };
 
 const live = document.getElementById("live");
+const silent = document.getElementById("silent");
 let heard = performance.now();
 const tab = document.querySelector(".nav [aria-current]");
 if (tab) tab.parentElement.scrollLeft = tab.offsetLeft - tab.parentElement.clientWidth / 3;
@@ -43,10 +44,11 @@ function replace(old, html) {
 }
 
 function show(event) {
-  const { at, order, parts } = JSON.parse(event.data);
+  const { at, about, order, parts } = JSON.parse(event.data);
   const main = document.getElementById("main");
   heard = performance.now();
   document.body.classList.remove("silent");
+  silent.hidden = true;
   for (const [id, html] of Object.entries(parts)) {
     const old = document.getElementById(id);
     if (old) replace(old, html);
@@ -56,7 +58,17 @@ function show(event) {
   if ([...main.children].some((part, index) => part.id !== order[index]))
     main.append(...order.map((id) => document.getElementById(id)));
   live.querySelector("time").textContent = new Date(at).toISOString().slice(11, 19);
+  document.querySelector(".heading .about").textContent = about;
+  mark();
   plotAll();
+}
+
+// A tab in the background shows by its title that somebody is needed.
+const title = document.title;
+function mark() {
+  const has = (state) => document.querySelector(`.verdict.is-${state}`);
+  const sign = has("fail") ? "✘ " : has("unknown") ? "? " : has("warn") ? "⚠ " : "";
+  document.title = sign + title;
 }
 
 function listen() {
@@ -71,7 +83,9 @@ function listen() {
 // A broker that is silent is no good news: every green mark becomes unknown.
 function listenFor() {
   if (performance.now() - heard < FRESH_MS) return;
+  if (silent.hidden) silent.querySelector("time").textContent = live.querySelector("time").textContent;
   document.body.classList.add("silent");
+  silent.hidden = false;
   for (const good of document.querySelectorAll("main .ok")) {
     good.classList.replace("ok", "unknown");
     if (good.matches(".mark")) good.textContent = "? unknown";
@@ -80,6 +94,7 @@ function listenFor() {
     part.classList.replace("is-ok", "is-unknown");
     part.querySelector(".reason").textContent = "The broker does not answer.";
   }
+  mark();
 }
 
 // --- plots -------------------------------------------------------------------------------------
@@ -226,6 +241,7 @@ document.addEventListener("click", (event) => {
   if (!button) return;
   if (button.dataset.copy) copy(button);
   if (button.dataset.post) act(button);
+  if (button.id === "help") keys.showModal();
   if (button.dataset.span) {
     span = button.dataset.span;
     for (const each of document.querySelectorAll("[data-span]"))
@@ -234,13 +250,31 @@ document.addEventListener("click", (event) => {
   }
 });
 
-// A digit goes to a page, a slash to the search.
+const keys = document.getElementById("keys");
+keys.addEventListener("click", (event) => { if (event.target === keys) keys.close(); });
+
+// Where one can go from here: names of pipelines and of the rows of tables, and what lines lead to.
+const PLACES = "main .pipeline h2 a, main td a, main dd a, main .pager a, main .copy, main .act button";
+function step(by) {
+  const places = [...document.querySelectorAll(PLACES)];
+  const at = places.indexOf(document.activeElement);
+  const next = places[at < 0 ? (by > 0 ? 0 : places.length - 1) : at + by];
+  if (next) { next.focus(); next.scrollIntoView({ block: "nearest" }); }
+}
+
+const KEYS = {
+  "/": () => { const find = document.querySelector(".find input"); if (find) { find.focus(); find.select(); } },
+  j: () => step(1),
+  k: () => step(-1),
+  u: () => { const above = [...document.querySelectorAll(".crumbs a")].pop(); if (above) above.click(); },
+  c: () => { const first = document.querySelector("#silent:not([hidden]) .copy, main .copy"); if (first) copy(first); },
+  "?": () => keys.showModal(),
+};
 document.addEventListener("keydown", (event) => {
-  if (event.target.matches("input") || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (keys.open || event.target.matches("input") || event.ctrlKey || event.metaKey || event.altKey) return;
   const page = document.querySelectorAll(".nav a")[Number(event.key) - 1];
-  const find = document.querySelector(".find input");
   if (/^[1-9]$/.test(event.key) && page) page.click();
-  else if (event.key === "/" && find) { event.preventDefault(); find.focus(); find.select(); }
+  else if (Object.hasOwn(KEYS, event.key)) { event.preventDefault(); KEYS[event.key](); }
 });
 
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => plotAll(true));
@@ -260,6 +294,7 @@ async function again() {
 
 if (!live.dataset.at) setInterval(() => again().catch(() => {}), 2 * AGAIN_MS);
 else if (!("still" in live.dataset)) {
+  mark();
   listen();
   setInterval(listenFor, 1000);
   plotAll(true);
