@@ -142,6 +142,15 @@ _ALL = (
         needs_one_broker=True,
     ),
     Drill(
+        name="slow-sink",
+        hypothesis="While a sink takes hardly anything the pipeline waits for it and the log goes "
+        "on taking input; afterwards it catches up, and every row is written once.",
+        blast_radius=_PIPELINE_ALONE + " Readers of its sink see its rows late.",
+        run=of_pipeline.slow_sink,
+        takes="1 min",
+        needs_spark=True,
+    ),
+    Drill(
         name="redeploy-at-peak",
         hypothesis="A pipeline that is stopped and started again under load catches up within its "
         "budget, and every row is written once.",

@@ -110,6 +110,8 @@ class Feed(Thread):
         self._over = ThreadEvent()
         self._error: CatchwaterError | None = None
         self.acknowledged = 0
+        self.longest_s = 0.0
+        """In which nothing was acknowledged though something was sent."""
 
     def run(self) -> None:
         """Until `end`."""
@@ -119,9 +121,11 @@ class Feed(Thread):
                 feeder = Feeder(client, topic, partitions, ROUND_EVENTS)
                 began_s = self._clock.monotonic_s()
                 while not self._over.wait(_BREATH_S):
-                    due = int((self._clock.monotonic_s() - began_s) * self._rate)
+                    sent_s = self._clock.monotonic_s()
+                    due = int((sent_s - began_s) * self._rate)
                     feeder.feed(self._events, due - feeder.acknowledged)
                     self.acknowledged = feeder.acknowledged
+                    self.longest_s = max(self.longest_s, self._clock.monotonic_s() - sent_s)
         except CatchwaterError as error:
             self._error = error
 

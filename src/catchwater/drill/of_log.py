@@ -24,6 +24,7 @@ PATIENCE_S = 240.0
 _FLOOR_S = 0.02
 """An acknowledgement below is at once, on any machine: twice nothing is nothing."""
 _LEAST_ROUNDS = 20
+_FOR_EVER_S = 3600.0
 _LEAST_BROKERS = 2
 _HISTORY_BYTES = 30 << 20
 _READERS = 2
@@ -43,13 +44,6 @@ with Client(bootstrap) as client:
             offset = place(fetched.records, partial_tail=True)[-1].next_offset
             read += len(fetched.records)
 print(json.dumps(read))
-"""
-_HOLD_CATALOG = """
-import sqlite3, sys, time
-catalog = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=60)
-catalog.execute("BEGIN EXCLUSIVE")
-print("held", flush=True)
-time.sleep(3600)
 """
 
 
@@ -118,16 +112,11 @@ def object_store_outage(scene: Scene) -> None:
 def catalog_restart(scene: Scene) -> None:
     """Somebody else holds the catalog: nothing can be written to it."""
     log = _own(scene)
-    holder = log.folder / "hold.log"
     with _under_load(scene) as clients:
         started: list[Child] = []
 
         def hold() -> None:
-            program = [sys.executable, "-c", _HOLD_CATALOG]
-            path = str(log.data / "catalog.db")
-            child = Child("holder", [path], holder, scene.clock, program=program, marks=scene.marks)
-            started.append(scene.children.enter_context(child))
-            child.wait_until(lambda: "held" in holder.read_text(), "held the catalog", PATIENCE_S)
+            started.append(scene.hold_database(log.data / "catalog.db", _FOR_EVER_S))
 
         scene.fault(f"the catalog is locked for {OUTAGE_S:.0f} s", hold)
         scene.clock.pause(OUTAGE_S)

@@ -34,13 +34,17 @@ EPOCH_EVENTS = 5_000
 _FOR_EVER = 1 << 40
 _RETAIN = 10
 _LEAST_RESTORABLE = 3
+SLOW_S = 20.0
+"""How long a sink is slow."""
+HELD_S, FREE_S = 1.5, 0.1
+"""By turns, its table takes nothing and something."""
 PATIENCE_S = 300.0
 
 
 class Play:
     """A pipeline under load, and the restore of it."""
 
-    def __init__(self, scene: Scene, retain: int = _RETAIN) -> None:
+    def __init__(self, scene: Scene, retain: int = _RETAIN, *, into_table: bool = False) -> None:
         self.scene = scene
         shape = scene.shape
         self.recipe = Recipe(
@@ -49,7 +53,7 @@ class Play:
         )  # fmt: skip
         self.keep_bytes = shape.state_bytes // shape.cards
         topics = scene.topic("payments"), scene.topic("totals")
-        job = Job(NAME, FUNCTION, *topics, EPOCH_EVENTS, retain)
+        job = Job(NAME, FUNCTION, *topics, EPOCH_EVENTS, retain, into_table)
         kind = Stage if scene.spark is None else SparkStage
         self.stage = kind(
             job, scene.platform, scene.folder, scene.children, scene.clock, marks=scene.marks
@@ -142,6 +146,18 @@ class Play:
             return pipeline
         self.scene.manual(self.stage.manual_start)
         return self.stage.start_pipeline()
+
+    def acknowledged(self) -> None:
+        """The longest that the input had to wait for the log."""
+        assert self._feed is not None
+        longest_s, most_s = round(self._feed.longest_s, 2), self.scene.budget.unavailable_s
+        self.scene.find(at_most("without an acknowledgement", longest_s, most_s, "s"))
+
+    def sink_s(self) -> float:
+        """The longest that the sink took over one of the newest epochs."""
+        ledger = self._ledger
+        entries = [entry for entry in map(ledger.read, ledger.epochs()) if entry]
+        return max((ms for e in entries for ms in e.sink_ms.values()), default=0.0) / 1000
 
     def end_feed(self) -> int:
         """No more comes; how much came."""
@@ -341,6 +357,32 @@ def backfill_live(scene: Scene) -> None:
     most = totals(play.fed(play.count))
     scene.find(at_most("rows the backfill lacks", (least - rows).total(), 0, "rows"))
     scene.find(at_most("rows of the backfill too many", (rows - most).total(), 0, "rows"))
+
+
+def slow_sink(scene: Scene) -> None:
+    """A sink is slow for a while: somebody else holds its table most of the time."""
+    play = Play(scene, into_table=True)
+    pipeline = play.begin()
+    driver, before_s = holder(play.checkpoint), play.sink_s()
+    locked: list[Child] = []
+
+    def slow() -> None:
+        locked.append(scene.hold_database(play.stage.database, HELD_S, FREE_S))
+
+    scene.fault(f"the sink takes something for {FREE_S} s in {HELD_S + FREE_S} s", slow)
+    scene.clock.pause(SLOW_S)
+    slow_s = play.sink_s()
+    locked[0].kill()
+    play.promise()
+    play.catch_up(pipeline, "caught up behind it")
+    if slow_s < HELD_S / 2:
+        why = f"it took {slow_s:.2f} s over an epoch, and {before_s:.2f} s before"
+        scene.unseen("a slow sink", why)
+    if holder(play.checkpoint) != driver:
+        why = "another driver had to begin, which read the state again"
+        scene.find(Finding("waited for the sink", "warn", None, None, "", why))
+    play.acknowledged()
+    play.judge(pipeline)
 
 
 def rollback_version(scene: Scene) -> None:

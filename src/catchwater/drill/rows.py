@@ -1,12 +1,18 @@
-"""The rows that a sink's topic holds, against those that it should hold."""
+"""The rows that a sink's topic or table holds, against those that it should hold."""
 
+import sqlite3
 from collections import Counter
+from contextlib import closing
+from pathlib import Path
 
 import msgspec
 
 from catchwater.sinks.base import RETRACTS_HEADER
 from catchwater.wire.arrow import AbortedTransaction, decode, place
 from catchwater.wire.client import LATEST, Client
+
+TABLE = "totals"
+"""In which drills keep rows that go into no topic."""
 
 
 def canonical(row: object) -> bytes:
@@ -50,6 +56,18 @@ def read_rows(client: Client, topic: str) -> Counter[bytes]:
                     )
             offset = batches[-1].next_offset
     return +rows
+
+
+def read_table(database: Path) -> Counter[bytes]:
+    """Every row of `TABLE` in a SQLite database, as a topic would have it."""
+    with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as reading:
+        reading.row_factory = sqlite3.Row
+        rows = reading.execute(f"SELECT * FROM {TABLE}").fetchall()
+    ours = "catchwater_"  # what the sink keeps beside the function's fields
+    return Counter(
+        canonical({name: row[name] for name in row.keys() if not name.startswith(ours)})
+        for row in rows
+    )
 
 
 def _sign(headers: list[dict[str, object]] | None) -> int:

@@ -6,6 +6,7 @@ measures (`find`) and the steps that a person would have had to take (`manual`).
 
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -18,11 +19,24 @@ from catchwater.config import CatchwaterError
 from catchwater.drill.journal import MARK, Command, Journal, Mended, Topic, Undo
 from catchwater.drill.plain_spark import SparkPlace
 from catchwater.drill.platforms import ByCommands, Platform, brokers_of
-from catchwater.drill.processes import CATCHWATER
+from catchwater.drill.processes import CATCHWATER, Child
 from catchwater.drill.result import Budget, Finding, Workload, at_most
 
 COMMAND_S = 600.0
 """Patience with one `catchwater` command."""
+HELD_S = 240.0
+"""Patience until a database is locked, while others write to it."""
+_HOLD = """
+import sqlite3, sys, time
+path, held_s, free_s = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
+database = sqlite3.connect(path, isolation_level=None, timeout=60)
+while True:
+    database.execute("BEGIN EXCLUSIVE")
+    print("held", flush=True)
+    time.sleep(held_s)
+    database.execute("COMMIT")
+    time.sleep(free_s)
+"""
 
 
 class CommandRefused(CatchwaterError):
@@ -100,6 +114,17 @@ class Scene:
         self.platform.start()
         if isinstance(self.platform, ByCommands):
             self.journal.note(Mended(self.platform.commands["start"]))
+
+    def hold_database(self, path: Path, held_s: float, free_s: float = 0.0) -> Child:
+        """Lock a SQLite database against all others: for so long, then free, and again."""
+        log = self.folder / "hold.log"
+        child = Child(
+            "holder", [str(path), str(held_s), str(free_s)], log, self.clock,
+            program=[sys.executable, "-c", _HOLD], marks=self.marks,
+        )  # fmt: skip
+        self.children.enter_context(child)
+        child.wait_until(lambda: "held" in log.read_text(), f"locked {path.name}", HELD_S)
+        return child
 
     def topic(self, of: str) -> str:
         """A topic of this run's own; on a platform that stays, it is deleted in the end."""

@@ -16,7 +16,7 @@ from catchwater.clock import SYSTEM, Clock
 from catchwater.drill.job import write_function
 from catchwater.drill.platforms import READY_S, Platform
 from catchwater.drill.processes import Child
-from catchwater.drill.rows import ends_of, read_rows
+from catchwater.drill.rows import TABLE, ends_of, read_rows, read_table
 from catchwater.drill.watch import Watch
 from catchwater.recovery.contract import Contract
 from catchwater.recovery.estimate import near_s
@@ -67,6 +67,8 @@ class Job:
     retain: int = 100
     """The ledger forgets what is not retained. More is kept here than a demo has epochs, so that
     every one is counted however late its watcher gets its turn to look."""
+    into_table: bool = False
+    """Its rows go into a SQLite table in the folder, and not into the output topic."""
 
 
 class Stage:
@@ -107,6 +109,11 @@ class Stage:
         """The pipeline's."""
         return self.folder / "pipeline.toml"
 
+    @property
+    def database(self) -> Path:
+        """Where the table of a job's rows lies, if they go into one."""
+        return self.folder / "rows.db"
+
     def watching(self) -> Watch:
         """Who sees what the pipeline has done."""
         return Watch(self.checkpoint, self.job.topic)
@@ -139,13 +146,16 @@ class Stage:
         """The platform, and the topics; those that are there are left as they are."""
         self.platform.start()
         with self.client() as client:
-            client.create_topics(dict.fromkeys((self.job.topic, self.job.output_topic), PARTITIONS))
+            topics = [self.job.topic, *([] if self.job.into_table else [self.job.output_topic])]
+            client.create_topics(dict.fromkeys(topics, PARTITIONS))
 
     def write_file(self) -> Path:
         """The pipeline's file, for the platform's address as it is."""
         job, bootstrap = self.job, self.platform.bootstrap
         sink = f'topic = "{job.output_topic}"'
-        if not self.platform.ours:
+        if job.into_table:
+            sink = f'kind = "sqlite"\npath = "{self.database}"\ntable = "{TABLE}"'
+        elif not self.platform.ours:
             sink += f'\nkind = "kafka"\n"kafka.bootstrap.servers" = "{bootstrap}"'
         text = PIPELINE_FILE.format(
             name=job.name, function=job.function, folder=self.folder, bootstrap=bootstrap,
@@ -215,7 +225,9 @@ class Stage:
             return ends_of(client, self.job.topic)
 
     def rows(self) -> Counter[bytes]:
-        """Every row of the output topic, with how often it is there."""
+        """Every row of the job's output, with how often it is there."""
+        if self.job.into_table:
+            return read_table(self.database)
         with self.client() as client:
             return read_rows(client, self.job.output_topic)
 
