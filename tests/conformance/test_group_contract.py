@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
 from tests.conftest import BrokerProcess, until
 
 from catchwater.cli import main
@@ -96,6 +96,7 @@ def check_group(bootstrap: str) -> None:
     page = contract("show", bootstrap, "--group", "job")
     assert page.returncode == 0
     assert "group job" in page.stdout and "70 records" in page.stdout
+    check_transactions(bootstrap)
     # Its input goes.
     with Client(bootstrap) as client:
         delete_before(bootstrap, "read-in-part", READ + 5)
@@ -110,6 +111,34 @@ def check_group(bootstrap: str) -> None:
     # Nobody knows of the other.
     unknown = contract("show", bootstrap, "--group", "nobody")
     assert unknown.returncode == 1 and "no committed position" in unknown.stderr
+
+
+def check_transactions(bootstrap: str) -> None:
+    """What is open on the input is listed until it ends, and what becomes of the positions."""
+    place = {"group.id": "job", "bootstrap.servers": bootstrap, "log_level": 0}
+    reader = Consumer(place)
+    del place["group.id"]
+    writer = Producer({**place, "transactional.id": "job-tx", "transaction.timeout.ms": 60_000})
+    writer.init_transactions(60)
+    writer.begin_transaction()
+    writer.produce("read-in-part", b"x", partition=1)
+    writer.flush(60)
+    at = [TopicPartition("read-in-part", 0, READ + 1)]
+    writer.send_offsets_to_transaction(at, reader.consumer_group_metadata(), 60)
+    code, told = shown(bootstrap, "job")
+    (found,) = told["transactions"]
+    assert (code, found["verdict"], found["transactional_id"]) == (0, "pass", "job-tx")
+    assert (found["topic"], found["partition"], found["first_offset"]) == (
+        "read-in-part", 1, RECORDS,
+    )  # fmt: skip
+    assert [each["unsettled"] for each in told["positions"]] == [True, False]
+    assert told["positions"][0]["offset"] == READ
+    page = contract("show", bootstrap, "--group", "job").stdout
+    assert "job-tx" in page and "is open, with newer positions in read-in-part-0" in page
+    writer.abort_transaction(60)
+    reader.close()
+    until(lambda: not shown(bootstrap, "job")[1]["transactions"])
+    assert not any(each["unsettled"] for each in shown(bootstrap, "job")[1]["positions"])
 
 
 def delete_before(bootstrap: str, topic: str, offset: int) -> None:

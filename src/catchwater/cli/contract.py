@@ -82,7 +82,8 @@ def show(
     """Show the contract of a checkpoint, as it was written, or that of any consumer group.
 
     Exit 0, 3 (a budget may be breached, or a restore never catches up; a group's input may be
-    deleted before a restore ends) or 4 (a budget is breached; a group's input is gone).
+    deleted before a restore ends, or a transaction on it hangs) or 4 (a budget is breached; a
+    group's input is gone).
     """
     if (file is None) == (group is None):
         raise typer.BadParameter("Name a pipeline's FILE, or a consumer group with --group.")
@@ -229,7 +230,7 @@ def _show_group(
         print_json(contract)
     else:
         _print_group(contract)
-    leave(each.verdict for each in contract.positions)
+    leave(contract.verdicts)
 
 
 def _print_group(contract: "GroupContract") -> None:
@@ -246,6 +247,13 @@ def _print_group(contract: "GroupContract") -> None:
         held = "unknown size" if each.bytes is None else _size(each.bytes)
         policy = f"{held}, cleanup.policy {each.cleanup_policy}"
         rows.append((f"changelog {each.topic}", f"{each.partitions} partitions, {policy}"))
+    for open_ in contract.transactions:
+        who = open_.transactional_id or f"producer {open_.producer_id}"
+        where = f"{open_.topic}-{open_.partition}"
+        rows.append((f"open on {where}", f"a transaction of {who}, {open_.verdict}: {open_.why}"))
+    if unsettled := [f"{p.topic}-{p.partition}" for p in contract.positions if p.unsettled]:
+        where = ", ".join(unsettled)
+        rows.append(("its own transaction", f"is open, with newer positions in {where}"))
     print_table(["contract", f"group {contract.group}"], rows)
     typer.echo()
     columns = ["topic", "partition", "offset", "log_start", "log_end", "lag", "verdict", "why"]

@@ -20,7 +20,7 @@ import msgspec
 from catchwater.config import CatchwaterError, duration_ms
 from catchwater.recovery.contract import HistoryGone, Verdict
 from catchwater.wire.batch import BatchError, read_header
-from catchwater.wire.client import EARLIEST, LATEST, Client, RequestRefused
+from catchwater.wire.client import EARLIEST, LATEST, Client, OpenTransaction, RequestRefused
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.fields import TopicPartition
 
@@ -35,6 +35,8 @@ _BUSY = (
 )
 _HOLDS = ("reserved", "extended")
 """States of a pin that keeps the log."""
+_HANGS_S = 900.0
+"""What brokers let a transaction last, unless transaction.max.timeout.ms says otherwise."""
 
 
 class NoPositions(CatchwaterError):
@@ -80,6 +82,12 @@ class Observed:
     """Topic -> its settings."""
     pins: Sequence[Mapping[str, Any]] = ()
     """As the control API lists them; another Kafka has none."""
+    unsettled: Collection[TopicPartition] = ()
+    """Where an open transaction holds a new position."""
+    transactions: Sequence[OpenTransaction] = ()
+    """Open on what the group reads, and on its changelogs."""
+    producers: Mapping[int, str] = field(default_factory=dict)
+    """Producer id -> its transactional id, where brokers tell it."""
 
 
 class GroupPosition(msgspec.Struct, frozen=True):
@@ -99,6 +107,23 @@ class GroupPosition(msgspec.Struct, frozen=True):
     """Goal retention may delete what comes next; None: it does not, or nothing comes next."""
     pin: str
     """Which of the log's pins keeps it; empty: none."""
+    verdict: Verdict
+    why: str
+    unsettled: bool = False
+    """An open transaction of the job's holds a newer position: committed, or else gone, it ends."""
+
+
+class GroupTransaction(msgspec.Struct, frozen=True):
+    """What a producer has open on a topic that the job reads, or restores from."""
+
+    topic: str
+    partition: int
+    first_offset: int
+    producer_id: int
+    transactional_id: str
+    """Empty: no broker tells it."""
+    idle_s: float
+    """Since its last batch, by the batch's timestamp."""
     verdict: Verdict
     why: str
 
@@ -127,6 +152,12 @@ class GroupContract(msgspec.Struct, frozen=True):
     """Of the position that is lost first; None: none will be."""
     positions: list[GroupPosition]
     changelogs: list[Changelog] = []
+    transactions: list[GroupTransaction] = []
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """Of all that was looked at."""
+        return [each.verdict for each in (*self.positions, *self.transactions)]
 
 
 def observe(client: Client, group: str, pins: Sequence[Mapping[str, Any]] = ()) -> Observed:
@@ -151,6 +182,9 @@ def observe(client: Client, group: str, pins: Sequence[Mapping[str, Any]] = ()) 
     starts = client.list_offsets(dict.fromkeys(committed, EARLIEST))
     ends = client.list_offsets(dict.fromkeys(committed, LATEST))
     behind = {key: at for key, at in committed.items() if starts[key] <= at < ends[key]}
+    transactions = client.open_transactions(committed)
+    with suppress(RequestRefused):  # READ on changelogs is the job's alone, perhaps
+        transactions += client.open_transactions(k for k in cluster.leaders if k[0] in own)
     return Observed(
         group=group,
         state=state,
@@ -162,7 +196,17 @@ def observe(client: Client, group: str, pins: Sequence[Mapping[str, Any]] = ()) 
         sizes=client.sizes(known) if known else {},
         settings=client.topic_configs(known) if known else {},
         pins=pins,
+        unsettled=client.unsettled(group),
+        transactions=transactions,
+        producers=_names(client) if transactions else {},
     )
+
+
+def _names(client: Client) -> dict[int, str]:
+    """Producer id -> transactional id; nothing where no broker tells it, as before Kafka 3.0."""
+    with suppress(CatchwaterError):
+        return {producer_id: name for name, (producer_id, _) in client.transactions().items()}
+    return {}
 
 
 def _written_ms(client: Client, behind: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
@@ -208,6 +252,26 @@ def judge(seen: Observed, now_ms: int, max_restore_s: float | None = None) -> Gr
         retention_left_s=min(left, default=None),
         positions=positions,
         changelogs=_changelogs(seen),
+        transactions=[_transaction(seen, each, now_ms) for each in seen.transactions],
+    )
+
+
+def _transaction(seen: Observed, found: OpenTransaction, now_ms: int) -> GroupTransaction:
+    name, idle_s = seen.producers.get(found.producer_id, ""), (now_ms - found.last_ms) / 1000
+    verdict: Verdict = "pass"
+    why = f"who reads what is committed waits at {found.first_offset} until it ends"
+    if idle_s > _HANGS_S:
+        verdict = "warn"
+        why = f"it hangs: nothing came for {idle_s:.0f} s, and {why}"
+    return GroupTransaction(
+        topic=found.topic,
+        partition=found.partition,
+        first_offset=found.first_offset,
+        producer_id=found.producer_id,
+        transactional_id=name,
+        idle_s=max(0.0, round(idle_s, 1)),
+        verdict=verdict,
+        why=why,
     )
 
 
@@ -236,6 +300,7 @@ def _judged(
         pin=pin,
         verdict=verdict,
         why=why,
+        unsettled=key in seen.unsettled,
     )
 
 

@@ -27,6 +27,8 @@ from kio.schema.describe_configs.v4.request import DescribeConfigsResource
 from kio.schema.describe_groups.v5 import DescribeGroupsRequest
 from kio.schema.describe_log_dirs.v2 import DescribeLogDirsRequest
 from kio.schema.describe_log_dirs.v2.request import DescribableLogDirTopic
+from kio.schema.describe_producers.v0 import DescribeProducersRequest
+from kio.schema.describe_producers.v0.request import TopicRequest
 from kio.schema.find_coordinator.v3 import FindCoordinatorRequest
 from kio.schema.init_producer_id.v4 import InitProducerIdRequest
 from kio.schema.list_groups.v4 import ListGroupsRequest
@@ -126,6 +128,18 @@ class GroupMember:
     client_id: str
     host: str
     partitions: Sequence[TopicPartition]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """What a producer has open on a partition: readers of committed records wait there."""
+
+    topic: str
+    partition: int
+    producer_id: int
+    first_offset: int
+    last_ms: int
+    """When its last batch was written, by the batch's timestamp."""
 
 
 class _Again(Exception):
@@ -357,6 +371,40 @@ class Client:
 
         return self._repeat(attempt)
 
+    def open_transactions(self, keys: Iterable[TopicPartition]) -> list[OpenTransaction]:
+        """What producers have open on these partitions (DescribeProducers)."""
+        wanted = sorted(set(keys))
+
+        def attempt() -> list[OpenTransaction]:
+            found = []
+            for broker, mine in self._by_leader(wanted).items():
+                by_topic: dict[str, list[i32]] = defaultdict(list)
+                for topic, partition in sorted(mine):
+                    by_topic[topic].append(i32(partition))
+                request = DescribeProducersRequest(
+                    topics=tuple(
+                        TopicRequest(name=TopicName(topic), partition_indexes=tuple(indexes))
+                        for topic, indexes in by_topic.items()
+                    )
+                )
+                for each in self._exchange(self._brokers[broker], request).topics:
+                    for part in each.partitions:
+                        key = (str(each.name), int(part.partition_index))
+                        _check(part.error_code, "DescribeProducers", key, part.error_message)
+                        found += [
+                            OpenTransaction(
+                                *key,
+                                int(producer.producer_id),
+                                int(producer.current_txn_start_offset),
+                                int(producer.last_timestamp),
+                            )
+                            for producer in part.active_producers
+                            if producer.current_txn_start_offset >= 0
+                        ]
+            return sorted(found, key=lambda each: (each.topic, each.partition, each.first_offset))
+
+        return self._repeat(attempt)
+
     def broker_config(self) -> dict[str, str]:
         """The configuration of one broker of the cluster (DescribeConfigs)."""
 
@@ -410,6 +458,22 @@ class Client:
                 for topic in reply.topics
                 for each in topic.partitions
                 if each.committed_offset >= 0
+            }
+
+        return self._repeat(attempt)
+
+    def unsettled(self, group: str) -> set[TopicPartition]:
+        """Where an open transaction holds a new position of the group (KIP-447)."""
+        request = OffsetFetchRequest(group_id=GroupId(group), topics=None, require_stable=True)
+
+        def attempt() -> set[TopicPartition]:
+            reply = self._exchange(self._coordinator(group), request)
+            _check(reply.error_code, "OffsetFetch", f"group {group}")
+            return {
+                (str(topic.name), int(each.partition_index))
+                for topic in reply.topics
+                for each in topic.partitions
+                if int(each.error_code) == ErrorCode.UNSTABLE_OFFSET_COMMIT
             }
 
         return self._repeat(attempt)

@@ -3,6 +3,7 @@
 from typing import Any
 
 from catchwater.recovery.group import GroupContract, Observed, judge
+from catchwater.wire.client import OpenTransaction
 
 NOW_MS = 10_000_000
 HOUR_MS = 3_600_000
@@ -64,6 +65,23 @@ def test_a_compacted_topic_deletes_nothing_by_age() -> None:
     assert judge(seen(settings=compacted), NOW_MS).retention_left_s is None
     both = {"t": {"cleanup.policy": "compact,delete", "retention.ms": "1"}}
     assert judge(seen(settings=both), NOW_MS).retention_left_s == 0
+
+
+def test_an_open_transaction_is_shown_and_warns_once_it_hangs() -> None:
+    def told(idle_s: int) -> GroupContract:
+        found = OpenTransaction("t", 0, 7, 800, NOW_MS - 1000 * idle_s)
+        return judge(seen(transactions=[found], producers={7: "tx-7"}, unsettled={KEY}), NOW_MS)
+
+    (lasting,) = told(900).transactions
+    assert (lasting.transactional_id, lasting.first_offset, lasting.verdict) == (
+        "tx-7",
+        800,
+        "pass",
+    )
+    assert told(900).verdicts == ["pass", "pass"] and told(900).positions[0].unsettled
+    (hanging,) = told(901).transactions
+    assert hanging.verdict == "warn" and hanging.why.startswith("it hangs: nothing came for 901 s")
+    assert not judge(seen(), NOW_MS).positions[0].unsettled
 
 
 def test_lost_input_fails_with_both_offsets() -> None:
