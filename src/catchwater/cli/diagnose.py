@@ -144,13 +144,13 @@ def _needed_s(contract: "Contract | None") -> float | None:
 def _short_topics(pipeline: "OpenPipeline", found: "Look") -> list[str]:
     """Inputs that retention deletes before a restore has read them, where no pin holds them."""
     from catchwater.cli.readiness import retention_of, wrong_pins
-    from catchwater.drill.readiness import short_topics
+    from catchwater.recovery.contract import short_topics
 
     contract = found.contract
     if contract is None:
         return []
     pins = pipeline.control.pins() if pipeline.control else []
-    if contract.retention.pin and pins and not wrong_pins(contract, pins):
+    if contract.retention.pin and not wrong_pins(contract, pins):
         return []
     return short_topics(retention_of(pipeline, pipeline.options.topics), contract.retention.ms)
 

@@ -165,7 +165,7 @@ def asked_of(file: Path) -> "tuple[PipelineEvidence, PlatformEvidence]":
         retention_ms=_tried(lambda: retention_of(pipeline, topics)),
         checks=checks,
         pinned=bool(contract and contract.retention.pin and pins),
-        wrong_pins=wrong_pins(contract, pins or []),
+        wrong_pins=[] if pins is None else wrong_pins(contract, pins),
         bounded="maxOffsetsPerTrigger" in config.source,
         wrong_rows=_tried(lambda: _wrong_rows(file)),
         split_keys=_tried(lambda: _split_keys(pipeline, topics)),
@@ -217,12 +217,12 @@ def _checks(file: Path, pipeline: "OpenPipeline", contract: "Contract") -> "list
 
 
 def wrong_pins(contract: "Contract | None", pins: list[dict[str, Any]]) -> list[str]:
-    """Why the newest checkpoint's pin does not hold what that needs; another Kafka has none."""
+    """Why the newest checkpoint's pin does not hold what that needs; a Kafka without has none."""
     if contract is None or not contract.retention.pin:
         return []
     pin = next((each for each in pins if each["id"] == contract.retention.pin), None)
     if pin is None:
-        return [f"there is no pin {contract.retention.pin}"] if pins else []
+        return [f"there is no pin {contract.retention.pin}"]
     held = {(each["topic"], each["partition"]): each["offset"] for each in pin["positions"]}
     wrong = []
     for position in contract.inputs:
@@ -251,10 +251,12 @@ def _client(pipeline: "OpenPipeline") -> "Client":
 
 
 def retention_of(pipeline: "OpenPipeline", topics: Iterable[str]) -> dict[str, int]:
-    """Topic → its retention.ms; -1: for ever."""
+    """Topic → how old its records become, ms; -1: for ever."""
+    from catchwater.recovery.contract import kept_ms
+
     with closing(_client(pipeline)) as client:
         configs = client.topic_configs(list(topics))
-    return {topic: int(each.get("retention.ms", -1)) for topic, each in configs.items()}
+    return {topic: kept_ms(each) for topic, each in configs.items()}
 
 
 def _split_keys(pipeline: "OpenPipeline", topics: Iterable[str]) -> dict[str, str]:

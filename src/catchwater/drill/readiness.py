@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from catchwater.drill.result import Result
+from catchwater.recovery.contract import short_topics
 
 FORMAT = 1
 DAY_MS = 86_400_000
@@ -247,14 +248,9 @@ def _capacity(p: PipelineEvidence) -> Finding:
     return Finding("pass", f"it catches up in {p.restore_s:.0f} s at worst")
 
 
-def short_topics(retention_ms: Mapping[str, int], needed_ms: int) -> list[str]:
-    """The topics that are kept for less long than a restore reads back; -1 is for ever."""
-    return [t for t, kept in retention_ms.items() if 0 <= kept and not 0 <= needed_ms <= kept]
-
-
 def _retention(p: PipelineEvidence) -> Finding:
     uncovered = [each.message for each in p.checks or () if each.verdict == "fail"
-                 and "-" in each.subject]  # fmt: skip
+                 and "-" in each.subject and each.subject not in (p.wrong_rows or {})]  # fmt: skip
     if uncovered:
         return Finding("fail", "; ".join(uncovered[:3]), "Restore a newer checkpoint, or rebuild.")
     if p.pinned and not p.wrong_pins:

@@ -30,7 +30,7 @@ from catchwater.pipeline.run.backfill import BACKFILLS
 from catchwater.pipeline.run.config import DEAD_LETTER, PipelineConfig, ValueConfig
 from catchwater.pipeline.run.versions import FunctionCode, Identity, find_function, is_target
 from catchwater.recovery import checkpoint, pins, remote
-from catchwater.recovery.contract import LogState, PartitionTail, check_covered
+from catchwater.recovery.contract import LogState, PartitionTail, check_covered, kept_ms
 from catchwater.recovery.folder import home_of, key_part
 from catchwater.recovery.ledger import SourceOffset, url_of
 from catchwater.recovery.savepoint.create import Progress, Source, create
@@ -209,7 +209,13 @@ class OpenPipeline:
         """What a contract is compared with; another Kafka has no pins."""
         if self.control is not None:
             return pins.read_log_state(self.control, topics, sink_epochs)
-        return LogState(self.tails(topics), {}, sink_epochs)
+        with closing(self.source) as source:
+            try:
+                configs = source.settings(topics)
+            except RequestRefused:
+                configs = {}
+        kept = {topic: kept_ms(each) for topic, each in configs.items()}
+        return LogState(self.tails(topics), {}, sink_epochs, kept)
 
     def since(self, at_ms: int) -> Mapping[tuple[str, int], int]:
         """The input's first offsets that are not older than this time."""
@@ -230,14 +236,12 @@ class OpenPipeline:
             except RequestRefused:
                 return
         for topic, settings in configs.items():
-            kept_ms = int(settings.get("retention.ms", -1))
-            if "delete" in settings.get("cleanup.policy", "delete") and (
-                0 <= kept_ms < needs.needs_history_ms
-            ):
+            kept = kept_ms(settings)
+            if 0 <= kept < needs.needs_history_ms:
                 raise HistoryTooShort(
                     f"{needs.name} needs {spelled_s(needs.needs_history_ms / 1000)} of history "
                     f"(needs_history), and {topic} at {self.options.bootstrap} is kept for "
-                    f"{spelled_s(kept_ms / 1000)} (retention.ms): another Kafka has no pins.",
+                    f"{spelled_s(kept / 1000)} (retention.ms): another Kafka has no pins.",
                     hint=f"Lengthen retention.ms of {topic}, or need less.",
                 )
 

@@ -7,7 +7,7 @@ becomes one record, a `PipelineStatus`, with the three verdicts (`catchwater.ver
 
 import shlex
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import lru_cache
@@ -31,6 +31,7 @@ from catchwater.recovery.contract import (
     PartitionTail,
     budgets,
     check,
+    kept_ms,
     spelled,
 )
 from catchwater.recovery.estimate import load_samples
@@ -62,7 +63,7 @@ from catchwater.verdicts import (
     Restored,
 )
 from catchwater.wire.batch import next_record
-from catchwater.wire.client import EARLIEST, LATEST, Client
+from catchwater.wire.client import EARLIEST, LATEST, Client, RequestRefused
 from catchwater.wire.connection import parse_bootstrap
 from catchwater.wire.fields import TopicPartition
 
@@ -472,8 +473,15 @@ class LogAnswer(NamedTuple):
     """Why not."""
 
 
-_Held = tuple[int, float, Mapping[TopicPartition, int], dict[str, str]]
-"""For the contract of which epoch, until when it counts, where the log begins, and its pins."""
+class _Held(NamedTuple):
+    """What the log keeps, which is asked for less often than where it ends."""
+
+    epoch: int
+    """Whose contract it was asked for."""
+    until_s: float
+    starts: Mapping[TopicPartition, int]
+    pins: Mapping[str, str]
+    kept_ms: Mapping[str, int]
 
 
 class LogWatch:
@@ -526,20 +534,29 @@ class LogWatch:
         if contract is None:
             return LogAnswer(lag)
         now_s = self._clock.monotonic_s()
-        if self._held is None or self._held[0] != contract.epoch or now_s > self._held[1]:
+        held = self._held
+        if held is None or held.epoch != contract.epoch or now_s > held.until_s:
             begins = self._client.list_offsets(dict.fromkeys(needed, EARLIEST))
             try:
-                self._held = (contract.epoch, now_s + _HELD_S, begins, self._pins())
+                kept = self._kept(self._client, {topic for topic, _ in needed})
             except CatchwaterError as error:
                 return LogAnswer(lag, None, str(error))
-        _, _, starts, pins = self._held
-        tails = {key: PartitionTail(starts[key], ends[key], 0) for key in needed}
-        return LogAnswer(lag, LogState(tails, pins, {}))
+            held = self._held = _Held(contract.epoch, now_s + _HELD_S, begins, *kept)
+        tails = {key: PartitionTail(held.starts[key], ends[key], 0) for key in needed}
+        return LogAnswer(lag, LogState(tails, held.pins, {}, held.kept_ms))
 
-    def _pins(self) -> dict[str, str]:
-        """Pin → its state; another Kafka has none."""
+    def _kept(
+        self, client: Client, topics: Collection[str]
+    ) -> tuple[Mapping[str, str], Mapping[str, int]]:
+        """Pin → its state; of another Kafka, which has none, topic → how old records become."""
         control = self.find_control()
-        return {} if control is None else {str(p["id"]): str(p["state"]) for p in control.pins()}
+        if control is not None:
+            return {str(p["id"]): str(p["state"]) for p in control.pins()}, {}
+        try:
+            configs = client.topic_configs(sorted(topics))
+        except RequestRefused:
+            return {}, {}
+        return {}, {topic: kept_ms(each) for topic, each in configs.items()}
 
     def find_control(self) -> Control | None:
         """The log's control API, asked for once; None: another Kafka has none."""

@@ -8,7 +8,7 @@ Pure but for the files of contracts; the log is read by others.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -25,6 +25,7 @@ from catchwater.recovery.ledger import (
     read_json,
     write_whole,
 )
+from catchwater.verdicts import spelled_s
 
 FORMAT = 3
 """3: two timelines, the input's rate and the recovery point, where 2 had a straight line."""
@@ -125,6 +126,8 @@ class LogState:
     """Pin → its state: reserved, extended, unreserved or lost."""
     sink_epochs: Mapping[str, int | None]
     """Sink → the last epoch it has a mark of; None: it keeps none, being written at least once."""
+    kept_ms: Mapping[str, int] = field(default_factory=dict)
+    """Topic → `kept_ms` of its settings, of a log without pins that tells them."""
 
 
 Verdict = Literal["pass", "warn", "fail"]
@@ -241,9 +244,21 @@ def _covered(position: InputPosition, log: LogState) -> Finding:
     return Finding("pass", name, f"offset {position.offset} to {tail.high_watermark} is there")
 
 
+def kept_ms(settings: Mapping[str, str]) -> int:
+    """How old records of a topic with these settings become before they are deleted; -1: never."""
+    if "delete" not in settings.get("cleanup.policy", "delete"):
+        return -1
+    return int(settings.get("retention.ms", -1))
+
+
+def short_topics(kept_ms: Mapping[str, int], needed_ms: int) -> list[str]:
+    """The topics that are kept for less long than a restore reads back; -1 is for ever."""
+    return [t for t, kept in kept_ms.items() if 0 <= kept and not 0 <= needed_ms <= kept]
+
+
 def _pinned(contract: Contract, log: LogState) -> Finding:
     if not contract.retention.pin:
-        return Finding("warn", "pin", "nothing keeps the log: it has no pins")
+        return _kept(contract.retention.ms, log)
     pin = _holding(contract, log)
     match log.pins.get(pin):
         case None:
@@ -254,6 +269,20 @@ def _pinned(contract: Contract, log: LogState) -> Finding:
             over = f"{pin} holds back more than its max_bytes, so the log may delete what it holds"
             return Finding("warn", "pin", over)
     return Finding("pass", "pin", f"{pin} keeps the log from these offsets on")
+
+
+def _kept(needed_ms: int, log: LogState) -> Finding:
+    """What retention promises where there are no pins."""
+    if not log.kept_ms:
+        told = "nothing keeps the log: it has no pins, and does not tell its retention"
+        return Finding("warn", "pin", told)
+    back = "without end, as it never catches up" if needed_ms < 0 else spelled_s(needed_ms / 1000)
+    if short := short_topics(log.kept_ms, needed_ms):
+        kept = ", ".join(f"{topic} for {spelled_s(log.kept_ms[topic] / 1000)}" for topic in short)
+        told = f"retention.ms keeps {kept}, and a restore reads back {back}; there are no pins"
+        return Finding("warn", "pin", told)
+    told = f"retention.ms keeps the log for longer than a restore reads back, {back}"
+    return Finding("pass", "pin", f"{told}; there are no pins")
 
 
 def _holding(contract: Contract, log: LogState) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from catchwater.recovery.contract import (
     Contract,
@@ -21,6 +22,7 @@ from catchwater.recovery.contract import (
     check,
     check_covered,
     compute,
+    kept_ms,
 )
 from catchwater.recovery.estimate import Pace
 from catchwater.recovery.ledger import EpochEntry, ShardEpoch, SinkEpoch, SourceOffset
@@ -134,6 +136,29 @@ def test_a_missing_pin_warns() -> None:
     assert verdicts(state(pins={}))["pin"] == "warn"
     assert verdicts(state(pins={"cards/7": "unreserved"}))["pin"] == "warn"
     assert verdicts(state(pins={"cards/7": "lost"}))["pin"] == "fail"
+
+
+@pytest.mark.parametrize(
+    ("kept_ms", "verdict", "said"),
+    [
+        ({}, "warn", "does not tell its retention"),
+        ({"t": 3_600_000}, "pass", "longer than a restore reads back, 30 min; there are no pins"),
+        ({"t": -1}, "pass", "longer than a restore reads back"),
+        ({"t": 1_799_999, "u": -1}, "warn", "keeps t for 30 min, and a restore reads back 30 min"),
+    ],
+)
+def test_without_pins_retention_has_to_reach_as_far_back(
+    kept_ms: dict[str, int], verdict: str, said: str
+) -> None:
+    without = replace(contract(), retention=Retention(1_800_000, ""))
+    (found,) = [f for f in check(without, state(pins={}, kept_ms=kept_ms)) if f.subject == "pin"]
+    assert found.verdict == verdict and said in found.message
+
+
+def test_a_compacted_topic_is_kept_for_ever() -> None:
+    assert kept_ms({"cleanup.policy": "compact", "retention.ms": "1"}) == -1
+    assert kept_ms({"cleanup.policy": "compact,delete", "retention.ms": "1"}) == 1
+    assert kept_ms({"retention.ms": "5"}) == 5
 
 
 def test_the_pin_of_an_older_restore_point_holds_as_well() -> None:
