@@ -20,6 +20,9 @@ from tests.e2e.tally import order
 from tests.e2e.test_ways_back import Life
 
 from catchwater.cli import readiness
+from catchwater.clock import SYSTEM
+from catchwater.drill.readiness import DAY_MS, FRESH_DAYS
+from catchwater.drill.result import Finding, Result, write_result
 from catchwater.pipeline.opened import OpenPipeline
 from catchwater.replay.control import Control
 from catchwater.wire.client import Client
@@ -70,11 +73,29 @@ def test_what_a_fresh_pipeline_lacks_is_named_until_it_is_there(life: Life) -> N
     )
     life.file.write_text(text)
     assert weaknesses(life, code=3) == {"brokers", "drill"}
+    for name in ("kill-driver", "older-checkpoint", "replace-broker", "rollback-version"):
+        rehearse(life, name)
+    assert weaknesses(life, code=3) == {"brokers"}, "one broker is all there is here"
+    rehearse(life, "older-checkpoint", days_ago=FRESH_DAYS + 1)
+    assert weaknesses(life, code=3) == {"brokers", "drill"}, "no newer one is left"
     page = life.folder / "readiness.html"
     life.type(
         "readiness", "report", str(life.file), "--drills", str(life.folder), "--out", str(page)
     )
     assert "payments" in page.read_text()
+
+
+def rehearse(life: Life, name: str, days_ago: int = 0) -> None:
+    """Leave the result of a drill, in place of those before it."""
+    folder = life.folder / "drills"
+    for before in folder.glob(f"*-{name}.json"):
+        before.unlink()
+    started_ms = SYSTEM.now_ms() - days_ago * DAY_MS
+    found = [Finding("rows missing", "pass", 0, 0, "rows")]
+    write_result(
+        folder,
+        Result(name, "catchwater", "pass", found, "h", "b", [], ["f"], None, started_ms, 9.0),
+    )
 
 
 def damage_a_row(life: Life) -> str:
@@ -96,6 +117,14 @@ def move_the_pin(life: Life) -> str:
     positions = [{**each, "offset": each["offset"] + 1} for each in pin["positions"]]
     life.produce(5)
     control.set_pin(pin["id"], {"owner": pin["owner"], "positions": positions})
+    return "pin"
+
+
+def release_all_pins(life: Life) -> str:
+    """As somebody does by the control API who wants the room."""
+    control = Control(life.broker.control_url)
+    for pin in control.pins():
+        control.release_pin(pin["id"])
     return "pin"
 
 
@@ -153,6 +182,7 @@ def partition_otherwise(life: Life) -> str:
         feed_more_than_it_can_do,
         keep_less_than_a_restore_reads,
         move_the_pin,
+        release_all_pins,
         take_all_at_once,
     ],
 )
