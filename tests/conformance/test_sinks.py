@@ -41,12 +41,13 @@ from catchwater.clock import SYSTEM, ManualClock
 from catchwater.config import CatchwaterError
 from catchwater.recovery.fenced import Claim, LeaseLost
 from catchwater.replay.control import Control
-from catchwater.sinks import reconcile
+from catchwater.sinks import reconcile, table
 from catchwater.sinks.base import (
     RETRACTS_ID_HEADER,
     EpochDiffers,
     EpochMissing,
     OutputRecord,
+    RowsUnreadable,
     Sink,
     SinkUnavailable,
     Superseded,
@@ -178,7 +179,8 @@ def test_looking_tells_whose_it_is_and_how_far_and_changes_nothing(target: Targe
     sink = target.open()
     write(sink, 0, ROWS)
     write(sink, 1, 0)
-    assert target.look() == (TargetState(ours=True, newest=1) if target.marked else TargetState())
+    seen = target.look()
+    assert (seen.ours, seen.newest, seen.differs) == (target.marked, 1, None)
     write(sink, 2, ROWS)
     assert ids(target) == wanted(0, 2)
     sink.close()
@@ -202,7 +204,8 @@ def test_a_table_that_lacks_a_column_is_altered_on_request(target: Target) -> No
     assert differs is not None and "shop is missing" in str(differs)
     assert differs.alter[0].startswith('ALTER TABLE "alerts" ADD COLUMN "shop"')
     alter_target(target.config(), replace(target.around("cards", 0, SYSTEM), output_type=Wider))
-    assert target.look(Wider) == target.look() == TargetState(ours=True, newest=0)
+    assert target.look(Wider) == target.look()
+    assert target.look()[:3] == (True, 0, None)
     write(sink, 1, ROWS)  # the version before goes on
     assert ids(target) == wanted(0, 1)
     sink.close()
@@ -495,6 +498,33 @@ def test_a_second_rollback_takes_back_what_both_generations_wrote(target: Target
         assert not reconcile.verify(sink, epochs[-1]).findings
         sink.close()
     assert ids(target) == wanted(0, 1, salt="x") + wanted(2, salt="z")
+
+
+def test_behind_what_was_swept_a_sink_goes_back_or_says_first_that_it_cannot(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "_SWEEP_EPOCHS", 1)
+    old = target.open()
+    for epoch in range(8):
+        write(old, epoch, 1)
+    assert target.look().undone_from in (None, 0)
+    old.sweep(6, SYSTEM.now_ms() + 1000)
+    write(old, 8, 1)
+    first = target.look().undone_from
+    new = target.open(generation=1)
+    if first is None:
+        new.withdraw(1)
+        assert ids(target) == wanted(0, 1, rows=1)
+        assert new.last_epoch() in (1, None), "where it has forgotten its marks until there"
+        write(new, 2, 1, salt="x")
+        assert ids(target) == wanted(0, 1, rows=1) + wanted(2, rows=1, salt="x")
+    else:
+        assert first == 6 and target.replaces
+        with suppress(RowsUnreadable):  # a table cannot know what it has forgotten
+            new.withdraw(first - 1)
+        assert ids(target) == wanted(*range(6), rows=1)
+    old.close()
+    new.close()
 
 
 def test_everything_can_be_taken_back(target: Target) -> None:

@@ -7,12 +7,13 @@ import json
 import multiprocessing
 import signal
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from tests.conformance.kv_server import KeyValueServer, key_value_server
 from tests.e2e import in_session
 from tests.e2e.life import Steps
 from tests.e2e.tally import PARTITIONS, TOPIC, Row, Tables, model, newest, produce, write_file
@@ -23,6 +24,7 @@ from catchwater.objects.local import LocalStore
 from catchwater.recovery import progress
 from catchwater.recovery.ledger import Ledger, numbered
 from catchwater.replay.control import Control
+from catchwater.sinks.kinds.http import HttpSink
 from catchwater.sinks.kinds.log import LogSink
 from catchwater.sinks.table import TableSink
 from catchwater.wire.client import Client
@@ -34,10 +36,13 @@ FORKSERVER.set_forkserver_preload([__name__, "catchwater.sinks.kinds.log"])
 PATIENCE_S = 400
 ORDERS = 6
 """New in each partition before each process."""
-SINKS = ("newest", "rows", "told")
+SINKS = ("newest", "rows", "told", "store")
 
 
-FEW = ((in_session, "write_whole"), (Ledger, "write"), (TableSink, "commit"), (LogSink, "commit"))
+FEW = (
+    (in_session, "write_whole"), (Ledger, "write"), (TableSink, "commit"), (LogSink, "commit"),
+    (HttpSink, "commit"),
+)  # fmt: skip
 """Spark's files, entries of the ledger, and commits of sinks."""
 ALL = (*FEW, (Control, "_attempt"), (LocalStore, "put"), (LocalStore, "put_if_absent"))
 """Also objects, of the state and of what is staged, and requests to the log."""
@@ -56,14 +61,16 @@ def run_and_die(folder: Path, last: int, steps_of: str) -> None:
 class Life:
     """The pipeline, and what it is asked."""
 
-    def __init__(self, folder: Path, bootstrap: str) -> None:
-        self.folder, self.bootstrap = folder, bootstrap
+    def __init__(self, folder: Path, bootstrap: str, store: KeyValueServer) -> None:
+        self.folder, self.bootstrap, self.store = folder, bootstrap, store
         self.tables = Tables(folder / "rows.db")
         with Client(bootstrap) as client:
             client.create_topics({TOPIC: PARTITIONS})
         self.file = write_file(folder, bootstrap, self.tables, 2 * ORDERS)
         text = self.file.read_text().replace("[source]", 'name = "tally"\n[source]')
-        self.file.write_text(f'{text}[sink.told]\ntopic = "told"\n')
+        text += '[sink.told]\ntopic = "told"\n'
+        text += f'[sink.store]\nkind = "http"\nurl = "{store.url}/{{id}}"\n'
+        self.file.write_text(text)
         self.produced = 0
 
     def produce(self) -> None:
@@ -93,6 +100,9 @@ class Life:
             values = (value for _, value in in_session.read(self.bootstrap, "told"))
             told = (msgspec.json.decode(value) for value in values)
             return Counter((each["card"], each["n"], each["seen"]) for each in told)
+        if sink == "store":
+            put = map(msgspec.json.decode, self.store.content.values())
+            return Counter((each["card"], each["n"], each["seen"]) for each in put)
         return self.tables.rows({"rows": "live"}.get(sink, sink))
 
     def expected(self, ends: dict[int, int]) -> Counter[Row]:
@@ -120,16 +130,19 @@ class Life:
         has = flying["has"] if flying else []
         for sink in SINKS:
             rows = self.expected(beyond if sink in has else ends)
-            assert self.rows(sink) == (newest(rows) if sink == "newest" else rows), (sink, said)
+            expected = newest(rows) if sink in ("newest", "store") else rows
+            assert self.rows(sink) == expected, (sink, said)
         if flying is None:
+            assert all(" up to epoch " in each["words"] for each in said["sinks"]), said
             return "nothing in flight"
         return "in the ledger" if flying["done"] else f"in {len(has)} sinks"
 
 
 @pytest.fixture
-def life(make_broker: Callable[..., Any], tmp_path: Path) -> Life:
+def life(make_broker: Callable[..., Any], tmp_path: Path) -> Iterator[Life]:
     broker = make_broker({"log.retention.ms": "-1", "num.partitions": str(PARTITIONS)})
-    return Life(tmp_path, broker.bootstrap)
+    with key_value_server() as store:
+        yield Life(tmp_path, broker.bootstrap, store)
 
 
 @pytest.mark.parametrize("steps_of", ["few", pytest.param("all", marks=pytest.mark.slow)])
@@ -144,7 +157,7 @@ def test_wherever_it_is_killed_what_is_said_is_true(life: Life, steps_of: str) -
         dies = life.die(step, steps_of)
         where[life.check(life.explained())] += 1
     assert {*where} == {
-        "nothing in flight", "in 0 sinks", "in 1 sinks", "in 2 sinks", "in 3 sinks",
+        "nothing in flight", "in 0 sinks", "in 1 sinks", "in 2 sinks", "in 3 sinks", "in 4 sinks",
         "in the ledger",
     }, where  # fmt: skip
     assert life.explained()["records"] == PARTITIONS * life.produced

@@ -28,6 +28,7 @@ from catchwater.config import CatchwaterError
 from catchwater.pipeline.calls.journal import Journal
 from catchwater.pipeline.process.poison import PoisonLimitReached
 from catchwater.pipeline.rows import Manifest
+from catchwater.pipeline.run.versions import rollback_from
 from catchwater.recovery import checkpoint, contract, handover, pins, progress, remote
 from catchwater.recovery.contract import Contract, PartitionTail, Terms
 from catchwater.recovery.estimate import (
@@ -422,9 +423,11 @@ class Upkeep:
         for (stage, shard), log in self._logs.items():
             log.sweep(entry.positions(stage)[shard] for entry in entries)
         # What runs again from an older restore point is compared with the ledger, not with these.
-        whole = self._ledger.recent(entries)
+        now_ms, oldest = self._clock.now_ms(), self._ledger.recent(entries)[0].epoch
+        if (back := rollback_from(self._folder, now_ms)) is not None:
+            oldest = min(oldest, back)
         for sink in self._sinks.values():
-            sink.sweep(whole[0].epoch, self._clock.now_ms())
+            sink.sweep(oldest, now_ms)
         for journal in self._journals:
             journal.forget_before(entries[0].epoch)
         self._swept_s = self._clock.monotonic_s()

@@ -61,6 +61,12 @@ from catchwater.wire.client import RequestRefused
 _log = logging.getLogger("catchwater.pipeline")
 
 
+class OutputsStay(CatchwaterError):
+    """Sinks have outputs that would have to be taken back and cannot be."""
+
+    exit_code = 5
+
+
 class HistoryTooShort(CatchwaterError):
     """Another Kafka deletes input sooner than a function may need it again."""
 
@@ -398,6 +404,28 @@ class OpenPipeline:
             except Superseded:
                 continue
         raise AssertionError("some generation is newer than all there are")
+
+    def check_withdraw(self, specs: Sequence[FunctionSpec], into: Path, epoch: int) -> None:
+        """Raise `OutputsStay` where `withdraw` could not undo all; changes nothing.
+
+        Raises what a target that is away does, too.
+        """
+        other = self.other(config=replace(self.config, checkpoint=into), functions=specs)
+        lost = []
+        for name, sink in self.config.every_sink.items():
+            if sink.exactly_once:
+                seen = look_at(sink, other.context_of(sink))
+                first = seen.undone_from
+                if first is not None and first > epoch + 1:
+                    lost.append(f"epochs {epoch + 1} to {first - 1} of the sink {name!r}")
+        if lost:
+            raise OutputsStay(
+                f"To be taken back: {'; '.join(lost)}. What that needs is not kept any more, or "
+                "never was.",
+                hint='With delivery = "at-least-once" in its section a sink keeps what it has of '
+                "them; the replay writes the rows of the other version over those of the same "
+                'identity. keep = "7d" reaches farther back the next time.',
+            )
 
     def _withdrawn(self, epoch: int) -> bool:
         """Withdraw as a writer of this generation; whether no sink is ahead any more."""

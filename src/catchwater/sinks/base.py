@@ -121,6 +121,8 @@ class TargetState(NamedTuple):
     """The newest epoch that it has of this sink; None if it has none or keeps no marks."""
     differs: TargetDiffers | None = None
     """Why it cannot take the outputs; None if it can."""
+    undone_from: int | None = None
+    """The first epoch that `withdraw` can still undo; None: it can undo every one there is."""
 
 
 class OutputRecord(NamedTuple):

@@ -178,6 +178,17 @@ class Archive:
             del self._ages[epoch]
         return bool(stale)
 
+    def whole_from(self, newest: int) -> int:
+        """The first of the epochs up to this one of which none is missing; behind it, if it is."""
+        kept, first = {*self.epochs()}, newest + 1
+        while first - 1 in kept:
+            first -= 1
+        return first
+
+    def oldest(self, otherwise: int) -> int:
+        """The oldest epoch that is kept, as far as sweeping has seen."""
+        return min(self._ages or (), default=otherwise)
+
     def withdraw(self, after: int) -> None:
         for epoch in {epoch for epoch, _, _ in self._listed() if epoch > after}:
             self._forget(epoch)
@@ -408,13 +419,18 @@ class Marks(msgspec.Struct, frozen=True):
         refuse_superseded(self.owner._replace(generation=generation), self.generation)
         gone = [m.epoch for m in self.epochs if m.epoch > after and m.generation < generation]
         left = tuple(mark for mark in self.epochs if mark.epoch not in gone)
-        newest = min(gone) - 1 if gone else self.newest
+        newest, own = self.newest, any(mark.epoch > after for mark in left)
+        # Epochs whose marks were dropped are not among those that are gone, and go all the same.
+        if (
+            newest is not None
+            and newest > after
+            and not own
+            and (gone or generation > self.generation)
+        ):
+            newest = after if after >= 0 else None
         changed = msgspec.structs.replace(
-            self,
-            generation=generation,
-            newest=None if newest is not None and newest < 0 else newest,
-            epochs=left,
-        )
+            self, generation=generation, newest=newest, epochs=left
+        )  # fmt: skip
         return changed, gone
 
     def encode(self) -> bytes:

@@ -244,6 +244,7 @@ class TableSink:
     def sweep(self, oldest: int, now_ms: int) -> None:
         """Delete earlier epochs: staged pieces, and from time to time marks and undo rows."""
         self.truth.sweep(oldest, now_ms)
+        oldest = min(oldest, self.truth.oldest(oldest))  # `keep` reaches farther back, perhaps
         if oldest - self._swept >= _SWEEP_EPOCHS:
             # Deleting can wait if the database is unavailable; the next epoch raises that.
             with suppress(SinkUnavailable):

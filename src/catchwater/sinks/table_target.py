@@ -206,7 +206,9 @@ class Target:
             except TargetDiffers as error:
                 differs = error
             is_ours = self.owner in [(pipeline, sink) for pipeline, sink, _ in claims]
-            return TargetState(is_ours, self._newest(transaction), differs)
+            oldest, newest = self._marked(transaction)
+            # Append deletes by the rows' own epochs; what was replaced goes with the marks.
+            return TargetState(is_ours, newest, differs, oldest if self._writer.output_id else None)
 
     def alter(self) -> None:
         """Add the columns that the table lacks. Raises `TargetDiffers` if that is not enough."""
@@ -267,13 +269,15 @@ class Target:
             )
         ]
 
-    def _newest(self, transaction: Transaction) -> int | None:
+    def _marked(self, transaction: Transaction) -> tuple[int | None, int | None]:
+        """The oldest and the newest epoch that have a mark; None if none has."""
         if not self._database.columns(transaction, checked_table("catchwater_epochs")):
-            return None
-        ((newest,),) = transaction.execute(
-            "SELECT max(epoch) FROM catchwater_epochs WHERE pipeline = ? AND sink = ?", self.owner
+            return None, None
+        ((oldest, newest),) = transaction.execute(
+            "SELECT min(epoch), max(epoch) FROM catchwater_epochs WHERE pipeline = ? AND sink = ?",
+            self.owner,
         )
-        return None if newest is None else int(newest)
+        return (None, None) if newest is None else (int(oldest), int(newest))
 
     def _claim(self, transaction: Transaction) -> None:
         claims = self._claims(transaction)

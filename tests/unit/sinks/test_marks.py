@@ -1,5 +1,6 @@
 """Marks: the rules of a commit, wherever they are kept."""
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -100,6 +101,24 @@ def test_a_withdrawal_takes_back_what_older_generations_wrote_and_can_be_done_ag
     assert written.withdrawn(3, 1) == (written, [])
     assert written.withdrawn(3, 2)[1] == [4]
     assert marks(0, 1).withdrawn(-1, 1)[0].newest is None
+
+
+def test_a_withdrawal_goes_back_behind_the_marks_that_are_kept() -> None:
+    kept = marks(994, 995, 996)
+    left, gone = kept.withdrawn(10, 1)
+    assert (gone, left.newest) == ([994, 995, 996], 10)
+    assert left.withdrawn(10, 1) == (left, [])
+    assert left.admit(mark(11, 1)) is None
+    # Even where no mark is kept at all.
+    assert msgspec.structs.replace(kept, epochs=()).withdrawn(10, 1)[0].newest == 10
+
+
+def test_what_this_generation_wrote_is_not_called_taken_back() -> None:
+    left, _ = marks(3, 4).withdrawn(3, 1)
+    left = left.written(mark(4, 1), 0)
+    behind, gone = left.withdrawn(2, 1)
+    assert (gone, behind.newest) == ([3], 4), "still ahead: only a newer generation takes it"
+    assert behind.withdrawn(2, 2)[0].newest == 2
 
 
 @given(st.integers(0, 9), st.integers(1, 30), st.integers(0, 40))

@@ -73,7 +73,8 @@ def look(pipeline: OpenPipeline) -> RollbackPlan:
     """Where a rollback leads. Changes nothing.
 
     Raises `NothingToRollBack`, `SavepointGone`, `CodeGone` naming what to put back, `HistoryGone`
-    with both offsets, `OtherPipeline` where a sink writes elsewhere.
+    with both offsets, `OtherPipeline` where a sink writes elsewhere, `OutputsStay` where one cannot
+    take back what it has.
     """
     checkpoint = pipeline.config.checkpoint
     ledger = versions.load(checkpoint)
@@ -100,6 +101,7 @@ def look(pipeline: OpenPipeline) -> RollbackPlan:
     specs = [versions.kept(checkpoint, each)[0] for each in back]
     pipeline.check_covered(savepoint.entry.end)
     _check_sinks(pipeline, specs)
+    pipeline.check_withdraw(specs, checkpoint, savepoint.epoch)
     last = max([*numbered(checkpoint / "offsets"), savepoint.epoch])
     return RollbackPlan(bad, back, specs, shelf, savepoint, last)
 
@@ -188,7 +190,10 @@ class RestorePlan:
 
 
 def check_restore(pipeline: OpenPipeline, wanted: RestorePlan) -> None:
-    """Raise `OtherFunctions`, `HistoryGone` with both offsets, or `LogBehind`; changes nothing."""
+    """Raise `OtherFunctions`, `HistoryGone` with both offsets, `LogBehind`, or `OutputsStay`.
+
+    Changes nothing.
+    """
     names = [spec.name for spec in pipeline.specs]
     if names != wanted.savepoint.functions:
         raise OtherFunctions(
@@ -198,6 +203,7 @@ def check_restore(pipeline: OpenPipeline, wanted: RestorePlan) -> None:
             hint="Restore it by a file that names the same functions, in the same order.",
         )
     pipeline.check_covered(wanted.savepoint.entry.end)
+    pipeline.check_withdraw(pipeline.specs, wanted.into, wanted.savepoint.epoch)
 
 
 def bring_back(

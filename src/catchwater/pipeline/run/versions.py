@@ -411,6 +411,10 @@ def is_target(sink: SinkConfig, folder: Path, bound: str) -> bool:
 # The ledger of versions.
 
 
+ROLLBACK_MS = 86_400_000
+"""For so long after an upgrade all is kept that taking its outputs back needs."""
+
+
 class VersionDiffers(CatchwaterError):
     """The checkpoint is at another version of the function; it changes by an upgrade only."""
 
@@ -483,6 +487,14 @@ class Versions(msgspec.Struct, frozen=True):
 def load(checkpoint: Path) -> Versions:
     """The ledger, empty for a new checkpoint. Raises `LedgerDamaged`."""
     return read_json(_path(checkpoint), Versions) or Versions()
+
+
+def rollback_from(checkpoint: Path, now_ms: int) -> int | None:
+    """The first epoch that a rollback would take back, for as long as it is kept for one."""
+    upgrades = [each for each in load(checkpoint).history if each.savepoint]
+    if not upgrades or now_ms - upgrades[-1].since_ms > ROLLBACK_MS:
+        return None
+    return upgrades[-1].from_epoch
 
 
 def store(checkpoint: Path, versions: Versions) -> None:

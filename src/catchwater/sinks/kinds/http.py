@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 from zlib import crc32
 
 from catchwater.clock import Clock
@@ -63,6 +63,7 @@ from catchwater.sinks.config import (
     one_of,
     option,
     text,
+    truth_of,
     without_secrets,
     without_user,
 )
@@ -340,8 +341,7 @@ class HttpSink:
         self._replaces = config.options.method == "PUT" and names.names_records
         self.retracts = self._replaces and names.are_identities
         self._oldest = 0
-        nothing = Marks(owner.pipeline, config.name, 0)
-        self._kept = KeptMarks(truth.store, f"{truth.folder}/marks", owner, nothing)
+        self._kept = _kept_marks(truth, owner)
         self._kept.claim()
 
     def stager(self) -> "StagedFile":
@@ -377,7 +377,8 @@ class HttpSink:
         undone = sorted({*gone, *(epoch for epoch in kept if epoch > after)})
         if undone:
             self._readable("taken back")
-            lost = sorted(set(gone) - set(kept))
+            # Marks are dropped with what was staged, so they do not show what is missing.
+            lost = sorted({*range(after + 1, undone[-1])} - {*kept})
             if lost:
                 raise RowsUnreadable(
                     f"Epochs {lost[0]} to {lost[-1]} of the sink {self.name!r} are to be taken "
@@ -609,10 +610,25 @@ def _open(config: SinkConfig, context: "SinkContext", truth: "Archive") -> HttpS
 
 
 def _look(config: SinkConfig, context: "SinkContext") -> TargetState:
-    """Only whether the server answers, because it has no marks."""
+    """Whether the server answers; the marks of what it was sent lie beside the checkpoint."""
     with closing(_endpoint(config, context)) as endpoint:
         endpoint.reach()
-    return TargetState()
+    home = urlsplit(context.objects)
+    if not home.scheme or (home.scheme == "file" and not Path(unquote(home.path)).exists()):
+        return TargetState()  # nothing was put out yet, and nothing is made here
+    truth = truth_of(config, context)
+    newest = _kept_marks(truth, context.owner(config.name)).read().newest
+    if newest is None:
+        return TargetState()
+    taken_back = bool(_replaced(config.options))
+    return TargetState(
+        newest=newest, undone_from=truth.whole_from(newest) if taken_back else newest + 1
+    )
+
+
+def _kept_marks(truth: "Archive", owner: Owner) -> KeptMarks:
+    nothing = Marks(owner.pipeline, owner.sink, 0)
+    return KeptMarks(truth.store, f"{truth.folder}/marks", owner, nothing)
 
 
 def _target(config: SinkConfig, folder: Path) -> str:
