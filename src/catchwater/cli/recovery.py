@@ -162,14 +162,15 @@ def _why_not(checkpoint: "Checkpoint", tails: "Mapping[tuple[str, int], Partitio
 def restore(
     file: PipelineFile,
     checkpoint: Annotated[
-        int | None, typer.Option("--checkpoint", metavar="N", help="The epoch.")
+        int | None,
+        typer.Option("--checkpoint", metavar="N", help="One that recovery explain lists."),
     ] = None,
     to: Annotated[
         str | None,
         typer.Option(
             "--to",
             metavar="PLACE",
-            help="Instead: last, -2 for two before it, or an ISO time, for the newest not younger.",
+            help="Instead: last, -2 for two before it, or an ISO time: the newest up to then.",
         ),
     ] = None,
     dry_run: DryRun = False,

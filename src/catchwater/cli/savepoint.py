@@ -207,8 +207,9 @@ def restore(
 ) -> None:
     """Make a checkpoint of a savepoint.
 
-    Exit 5 if the log no longer holds what would be replayed.
     What the pipeline's sinks have of later epochs is withdrawn, and written anew by the replay.
+    Exit 5, with nothing changed, if the log no longer holds what would be replayed, or a sink
+    cannot take back all that it has.
     """
     from catchwater.pipeline.change.rollback import RestorePlan, bring_back, check_restore
     from catchwater.recovery.ledger import shown

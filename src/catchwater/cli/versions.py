@@ -162,7 +162,8 @@ def rollback(
     """Go back to the version before the last upgrade.
 
     State is what it was then, outputs since are withdrawn, and their input is replayed.
-    Exit 5 if the savepoint, the old code or the log's history is gone, naming it.
+    Exit 5, with nothing changed, if the savepoint, the old code or the log's history is gone, or a
+    sink cannot take back all that it has, naming it.
     """
     from catchwater.cli.console import open_here
     from catchwater.config import CatchwaterError
