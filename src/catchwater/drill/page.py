@@ -42,17 +42,22 @@ body { font: 15px/1.45 system-ui, sans-serif; color: var(--ink); max-width: 72re
        margin: 2rem auto; padding: 0 1.2rem; background: var(--paper); }
 h1 { margin-bottom: .2rem; } h2 { margin-top: 2.2rem; border-bottom: 1px solid var(--line); }
 p.said { color: var(--soft); margin: .2rem 0 1rem; } a { color: var(--link); }
-table { border-collapse: collapse; width: 100%; }
+.wide { overflow-x: auto; } table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; vertical-align: top; padding: .35rem .7rem .35rem 0;
          border-bottom: 1px solid var(--faint); overflow-wrap: break-word; }
 th { font-weight: 600; color: var(--soft); white-space: nowrap; }
+td ul { margin: 0; padding-left: 1.1rem; } td { min-width: 4.5rem; }
 .pass, .warn, .fail, .unknown, .partial, .blocker { white-space: nowrap; }
 code { font-size: .9em; } svg { max-width: 100%; height: auto; color: var(--soft); }
 .dot { fill: var(--plot-1); fill-opacity: .75; } .frame { fill: none; stroke: var(--line); }
 .line { stroke: var(--soft); } .off { stroke: var(--soft); stroke-dasharray: 4 4; opacity: .6; }
+@media (max-width: 40rem) { body { font-size: 13px; margin-top: 1rem; padding: 0 .8rem; }
+  ul { padding-left: 1.1rem; } .long { min-width: 13rem; } }
 """
 )
 _SIZE, _MARGIN = 420, 55
+_LONG = 40
+"""More characters are a sentence."""
 
 
 def page(report: Report) -> str:
@@ -141,6 +146,7 @@ def page(report: Report) -> str:
     ]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>Readiness: {escape(report.overall)}</title><style>{_STYLE}</style></head><body>\n"
         + "\n".join(parts)
         + "\n</body></html>\n"
@@ -150,10 +156,14 @@ def page(report: Report) -> str:
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Cells are HTML."""
     head = "".join(f"<th>{name}</th>" for name in heads)
-    body = "".join(
-        f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>\n" for row in rows
-    )  # fmt: skip
-    return f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table>"
+    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>\n" for row in rows)
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table>"
+    return f'<div class="wide">{table}</div>'
+
+
+def _cell(content: str) -> str:
+    """A sentence keeps some width on a phone, where a table is moved sideways."""
+    return f'<td class="long">{content}</td>' if len(content) > _LONG else f"<td>{content}</td>"
 
 
 def _mark(verdict: str) -> str:

@@ -373,7 +373,7 @@ def _drill_line(name: str, evidence: Evidence) -> Finding:
     if last is None:
         return Finding("warn", "it was never rehearsed", run)
     days = (evidence.asked_ms - last.result.started_ms) / DAY_MS
-    found = f"{last.result.verdict} on {last.result.platform}, {days:.0f} days ago"
+    found = f"{last.result.verdict} on {last.result.platform}, {_ago(days)}"
     if last.result.verdict == "fail":
         return Finding("fail", found, f"{last.file} says why; then {run}")
     if last.result.verdict == "unknown":
@@ -381,6 +381,11 @@ def _drill_line(name: str, evidence: Evidence) -> Finding:
     if days > FRESH_DAYS:
         return Finding("warn", f"{found}: older than {FRESH_DAYS} days", run)
     return Finding("pass", found)
+
+
+def _ago(days: float) -> str:
+    whole = round(days)
+    return "today" if whole < 1 else "a day ago" if whole == 1 else f"{whole} days ago"
 
 
 def _last(evidence: Evidence, name: str) -> DrillEvidence | None:
@@ -508,7 +513,7 @@ def _score(area: str, evidence: Evidence, lines: Sequence[Line], *, watched: boo
         return Score(area, 3, "checked; not all of it was rehearsed, or something warns")
     oldest = max(evidence.asked_ms - each.started_ms for each in passed)
     if oldest > FRESH_DAYS * DAY_MS:
-        return Score(area, 4, f"rehearsed, {oldest / DAY_MS:.0f} days ago")
+        return Score(area, 4, f"rehearsed, {_ago(oldest / DAY_MS)}")
     by_hand = sum(len(each.manual_steps) for each in passed)
     if by_hand or not watched:
         why = f"{by_hand} steps by hand" if by_hand else "nobody watches it"
