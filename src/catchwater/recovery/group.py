@@ -157,7 +157,8 @@ class GroupContract(msgspec.Struct, frozen=True):
     @property
     def verdicts(self) -> list[Verdict]:
         """Of all that was looked at."""
-        return [each.verdict for each in (*self.positions, *self.transactions)]
+        of_positions = [each.verdict for each in self.positions]
+        return of_positions + [each.verdict for each in self.transactions]
 
 
 def observe(client: Client, group: str, pins: Sequence[Mapping[str, Any]] = ()) -> Observed:
