@@ -21,7 +21,6 @@ from typer.testing import CliRunner
 
 from catchwater.cli import app
 from catchwater.config import CatchwaterError
-from catchwater.pipeline import epochs
 from catchwater.pipeline.opened import OpenPipeline
 from catchwater.pipeline.run import config, versions
 from catchwater.pipeline.run import run as runs
@@ -29,7 +28,6 @@ from catchwater.pipeline.run.versions import Identity
 from catchwater.recovery import checkpoint
 from catchwater.recovery.intact import look
 from catchwater.recovery.ledger import Ledger, read_offset
-from catchwater.sinks import table
 from catchwater.wire.client import Client
 
 pytestmark = pytest.mark.timeout(1800)
@@ -211,43 +209,6 @@ def test_the_pipeline_goes_on(
     assert len(retained) <= RETAIN
     broken = [r for r in caplog.records if "can no longer be restored" in r.getMessage()]
     assert not broken, "only forgotten"
-
-
-@pytest.fixture
-def bad(life: Life, monkeypatch: pytest.MonkeyPatch) -> Life:
-    """Version 2 has written rows of cards that there are not, for more epochs than are kept."""
-    monkeypatch.setattr(epochs, "SWEEP_EVERY_S", 0.0)
-    monkeypatch.setattr(table, "_SWEEP_EPOCHS", 1)
-    life.code(2)
-    code = life.folder / f"seen_{id(life)}_{life.codes}.py"
-    code.write_text(code.read_text().replace("Row(e.card,", 'Row("no-" + e.card,'))
-    life.type("pipeline", "upgrade", str(life.file), "--to", "2", "--yes")
-    for _ in range(2 * RETAIN):
-        life.produce(EPOCH)
-        life.run()
-    assert any(card.startswith("no-") for card, *_ in life.tables.rows("newest"))
-    return life
-
-
-def test_a_bad_version_is_taken_back_behind_what_is_retained(bad: Life) -> None:
-    bad.type("pipeline", "rollback", str(bad.file), "--yes")
-    bad.code(1)
-    bad.run()
-    bad.check()
-
-
-def test_a_rollback_that_a_sink_cannot_follow_is_refused_before_anything_is_changed(
-    life: Life, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    monkeypatch.setattr(versions, "ROLLBACK_MS", -1)
-    bad = request.getfixturevalue("bad")
-    before, first = bad.files(), RECORDS // EPOCH
-    said = bad.type("pipeline", "rollback", str(bad.file), "--yes", code=5)
-    assert f"epochs {first} to {bad.epochs[0] - 1} of the sink 'newest'" in said
-    assert "'live'" not in said, "rows that are only added know their epoch"
-    assert bad.files() == before
-    bad.produce(1)
-    assert bad.run() == 1, "it runs on"
 
 
 @pytest.mark.parametrize(

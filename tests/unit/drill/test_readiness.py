@@ -140,7 +140,7 @@ def test_what_a_plain_spark_job_was_put_through_is_no_drill_of_a_pipeline() -> N
 
 
 def test_a_sink_that_lags_is_no_gap_of_the_log() -> None:
-    lags = Asked("fail", "to-bank", "the sink ends at epoch 3, before this checkpoint")
+    lags = CheckAnswer("fail", "to-bank", "the sink ends at epoch 3, before this checkpoint")
     assert report_of(pipeline(checks=[lags], wrong_rows={"to-bank": 1})).weaknesses == ["sink"]
 
 

@@ -6,10 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as replace_struct
 from tests.unit.recovery.savepoint.conftest import Made
 
-from catchwater.clock import Clock
+from catchwater.clock import Clock, ManualClock
 from catchwater.pipeline.epochs import Upkeep
+from catchwater.pipeline.functions.schema import StateSchema, describe_type
+from catchwater.pipeline.run import versions
+from catchwater.pipeline.run.versions import ROLLBACK_MS, Version, Versions
 from catchwater.recovery.contract import PartitionTail, Terms
 from catchwater.recovery.folder import hold
 from catchwater.recovery.ledger import Ledger, numbered
@@ -77,6 +81,22 @@ def test_what_is_kept_has_a_contract_and_the_rest_is_forgotten(made: Made) -> No
     assert sorted(numbered(ledger.folder / "contracts", ".json")) == [1, 2]
     keeping.sweep()
     assert sink.oldest == 1
+
+
+@pytest.mark.parametrize(("ago_ms", "oldest"), [(ROLLBACK_MS, 0), (ROLLBACK_MS + 1, 1)])
+def test_outputs_since_an_upgrade_are_kept_for_a_day(made: Made, ago_ms: int, oldest: int) -> None:
+    clock, sink = ManualClock(), FakeSink()
+    before = Version("f", 1, "m", "F", "c", StateSchema([], describe_type(int, {}), {}), 0, 0)
+    upgraded = replace_struct(
+        before, version=2, since_ms=clock.now_ms() - ago_ms, savepoint="before"
+    )
+    versions.store(made.folder, Versions([before, upgraded]))
+    keeping = upkeep(made, sink, clock=clock)
+    for value in (b"1", b"2", b"3"):
+        made.run(a=value)
+    keeping.look(at_once=True)
+    keeping.sweep()
+    assert sink.oldest == oldest
 
 
 def test_a_contract_that_the_last_driver_had_no_time_to_write_is_written_by_the_next(

@@ -59,7 +59,9 @@ class Row:
     by: int
     {row}
 
-@function(name="tally", version={version}, key="card", event_time="at")
+@function(
+    name="tally", version={version}, key="card", event_time="at", output_id=("card", "seen")
+)
 class Tallied(Keyed[Order, Tally, Row]):
     def on_event(self, e: Order, s: Tally, ctx: Context) -> Out[Row]:
         return ()
@@ -91,6 +93,8 @@ class Shop:
     seen: Counter[str] = field(default_factory=Counter)
     epochs: int = 0
     checkpoint_name: str = "checkpoint"
+    mode: str = "append"
+    """Of its table."""
 
     def code(
         self, version: int = 1, state: str = "seen: int = 0", more: str = "", row: str = ""
@@ -105,7 +109,8 @@ class Shop:
 
     @property
     def config(self) -> PipelineConfig:
-        sink = {"kind": "sqlite", "path": "rows.db", "table": "tally", "retry": "1s"}
+        place = {"kind": "sqlite", "path": "rows.db", "table": "tally", "retry": "1s"}
+        sink = {**place, "mode": self.mode}
         return PipelineConfig(
             functions=(self.module,),
             checkpoint=self.folder / self.checkpoint_name,
@@ -203,10 +208,16 @@ class Shop:
 
 
 @pytest.fixture
-def shop(tmp_path: Path) -> Iterator[Shop]:
+def mode() -> str:
+    """Of the table; parametrize it."""
+    return "append"
+
+
+@pytest.fixture
+def shop(tmp_path: Path, mode: str) -> Iterator[Shop]:
     """Version 1 after two epochs."""
     path = list(sys.path)
-    shop = Shop(tmp_path)
+    shop = Shop(tmp_path, mode=mode)
     shop.code()
     shop.run("a", "b")
     shop.run("a", "c")

@@ -2,12 +2,14 @@
 
 import os
 import sys
+from contextlib import closing
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
 import pytest
 
+from catchwater.clock import SYSTEM
 from catchwater.objects.base import Part
 from catchwater.objects.local import LocalStore
 from catchwater.pipeline.change import rollback as module
@@ -20,6 +22,7 @@ from catchwater.pipeline.change.rollback import (
     roll_back,
 )
 from catchwater.pipeline.change.upgrade import upgrade
+from catchwater.pipeline.opened import OutputsStay
 from catchwater.pipeline.run import versions
 from catchwater.pipeline.run.versions import CodeGone, VersionDiffers
 from catchwater.recovery import checkpoint, handover, rewind
@@ -27,6 +30,7 @@ from catchwater.recovery.handover import AnotherChange, RestoreUnfinished, alone
 from catchwater.recovery.ledger import Ledger
 from catchwater.recovery.savepoint.create import Source, create
 from catchwater.recovery.savepoint.view import View, get
+from catchwater.sinks import table
 
 from .conftest import Shop
 
@@ -109,6 +113,28 @@ def test_what_is_missing_for_it_is_named_before_anything_changes(bad: Shop) -> N
     with pytest.raises(SavepointGone, match=upgraded.savepoint) as lost:
         look(bad.pipeline)
     assert lost.value.exit_code == 5
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+def test_what_a_sink_cannot_take_back_is_named_before_anything_changes(
+    bad: Shop, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "_SWEEP_EPOCHS", 1)
+    with closing(bad.pipeline.other()) as opened:
+        opened.sinks["rows"].sweep(2, SYSTEM.now_ms())
+    look(bad.pipeline)
+    with closing(bad.pipeline.other()) as opened:
+        opened.sinks["rows"].sweep(3, SYSTEM.now_ms())
+    if mode == "append":  # its rows say of which epoch they are
+        back(bad)
+        assert bad.rows() == GOOD
+        return
+    before = bad.rows()
+    with pytest.raises(OutputsStay, match="epochs 2 to 2 of the sink 'rows'") as refused:
+        look(bad.pipeline)
+    assert refused.value.exit_code == 5
+    bad.run("b")
+    assert len(bad.rows()) == len(before) + 1, "it runs on"
 
 
 @pytest.mark.parametrize(
