@@ -375,6 +375,7 @@ async def _serve_log(
         log_config=None,
         log_level="error",  # it warns of each bad request; the control port counts them
         access_log=False,
+        proxy_headers=False,  # anybody on this machine may write X-Forwarded-For
         lifespan="off",
         ws="none",
         timeout_graceful_shutdown=2,

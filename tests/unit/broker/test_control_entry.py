@@ -11,9 +11,11 @@ import pytest
 
 from catchwater.broker.access import Guard, Rule, change, with_rule, with_user
 from catchwater.broker.broker import Broker
+from catchwater.broker.control import epochs, pins, plans, tables
 from catchwater.broker.control.app import create_app
 from catchwater.broker.gate import ResourceType
 from catchwater.broker.tokens import TokenUser
+from catchwater.catalog.rows import EpochCommit
 from catchwater.wire.security.verifiers import NotProved, verifiers
 
 TOPIC, PIPELINE = ResourceType.TOPIC, ResourceType.TRANSACTIONAL_ID
@@ -30,7 +32,7 @@ def guarded(broker: Broker, tmp_path: Path) -> Broker:
     path = tmp_path / "access.json"
 
     def decide(now: Any) -> Any:
-        for user, password in (ALICE, ADMIN):
+        for user, password in (ALICE, ADMIN, ("bob", "none")):
             now = with_user(now, user, verifiers(password))
         for rule in RULES:
             now = with_rule(now, rule)
@@ -53,7 +55,8 @@ async def call(
     sent: list[dict[str, Any]] = []
 
     async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": json.dumps(body).encode()}
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return {"type": "http.request", "body": data}
 
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
@@ -61,9 +64,11 @@ async def call(
     if login:
         text = base64.b64encode(":".join(login).encode()).decode()
         headers["authorization"] = f"Basic {text}"
-    named = [(name.encode(), value.encode()) for name, value in headers.items()]
+    named = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+    path, _, query = path.partition("?")
     scope = {
-        "type": "http", "method": method, "path": path, "headers": named, "query_string": b"",
+        "type": "http", "method": method, "path": path, "headers": named,
+        "query_string": query.encode(),
         "client": ("127.0.0.1", 1), "state": {"certificate": shown} if shown else {},
     }  # fmt: skip
     await create_app(broker)(scope, receive, send)
@@ -142,10 +147,84 @@ async def test_who_has_logged_in_may_do_what_rules_say(
         ("evil.example", 421),
         ("127.0.0.1.evil.example:9644", 421),
         ("127.0.0.1@evil.example", 421),
+        ("[", 421),
+        ("[::1", 421),
+        ("a\N{VULGAR FRACTION ONE HALF}", 421),
     ],
 )
 async def test_a_name_that_is_not_ours_is_refused(broker: Broker, host: str, status: int) -> None:
     assert (await call(broker, "GET", "/healthz", host=host))[0] == status
+
+
+async def test_what_is_sent_is_not_read_of_who_may_do_nothing(
+    guarded: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is a pin of no topic set, for which no topic would be asked."""
+
+    async def read_body(*_: Any) -> None:
+        raise AssertionError("4 MB would be read and taken apart")
+
+    for module in (pins, plans, epochs, tables):
+        monkeypatch.setattr(module, "read_body", read_body)
+    for login, expected in ((None, 401), (("bob", "none"), 403)):
+        for method, path in (
+            ("PUT", "/api/v1/pins/p"), ("PATCH", "/api/v1/pins/p"), ("POST", "/api/v1/plans"),
+            ("PUT", "/api/v1/sinks/p/s/epochs/1"), ("POST", "/api/v1/topics/open/table/rewind"),
+        ):  # fmt: skip
+            assert (await call(guarded, method, path, {}, login))[0] == expected, path
+
+
+async def test_a_pin_holds_something_and_there_are_not_too_many(
+    guarded: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = [SimpleNamespace(id=f"p{number}", positions={}) for number in range(3)]
+
+    async def all_of_them() -> list[Any]:
+        return kept
+
+    guarded.log.pins = all_of_them  # type: ignore[method-assign]
+    status, text, _ = await call(guarded, "PUT", "/api/v1/pins/x", PIN | {"positions": []}, ALICE)
+    assert (status, json.loads(text)["error"]) == (400, "INVALID_PIN")
+    monkeypatch.setattr(pins, "MOST_PINS", len(kept))
+    status, text, _ = await call(guarded, "PUT", "/api/v1/pins/x", PIN, ALICE)
+    assert (status, json.loads(text)["error"]) == (507, "TOO_MANY_PINS")
+    with pytest.raises(AttributeError, match="set_pin"):  # it got as far as the log
+        await call(guarded, "PUT", "/api/v1/pins/p1", PIN, ALICE)
+
+
+async def test_whether_a_pipeline_writes_is_not_told_to_who_may_not_know(guarded: Broker) -> None:
+    """What is there and what is not are refused alike, and no topic is named."""
+
+    async def last(pipeline: str, sink: str) -> EpochCommit | None:
+        topic = {"theirs": "secret", "alices-p": "secret", "others": "open"}.get(pipeline)
+        return topic and EpochCommit(False, 1, 0, {}, "", topic)  # type: ignore[return-value]
+
+    async def find(pipeline: str, sink: str, epoch: int) -> EpochCommit | None:
+        return await last(pipeline, sink)
+
+    guarded.log.epochs = SimpleNamespace(last=last, find=find)  # type: ignore[misc]
+    for end in ("", "/epochs/1"):
+        answers = [
+            await call(guarded, "GET", f"/api/v1/sinks/{name}/s{end}", login=ALICE)
+            for name in ("theirs", "nobodys", "alices-p", "alices-q", "others")
+        ]
+        assert [status for status, *_ in answers] == [403, 403, 403, 404, 200]
+        assert answers[0][1].replace(b"theirs", b"nobodys") == answers[1][1]
+        assert not [text for _, text, _ in answers[:4] if b"secret" in text]
+
+
+@pytest.mark.parametrize("depth", [500, 100_000])
+async def test_a_body_that_is_too_deep_is_refused_in_a_line(guarded: Broker, depth: int) -> None:
+    body = b'{"x":' + b"[" * depth + b"]" * depth + b"}"
+    status, text, _ = await call(guarded, "POST", "/api/v1/plans", body, ALICE)
+    assert (status, json.loads(text)["error"]) == (400, "INVALID_BODY")
+
+
+@pytest.mark.parametrize("key", ["", "%C3%A9", "x" * 64])
+async def test_a_url_that_nobody_has_signed_opens_nothing(broker: Broker, key: str) -> None:
+    path = f"/api/v1/bytes/a?from=0&size=1&until=99999999999&key={key}"
+    status, text, _ = await call(broker, "GET", path)
+    assert (status, json.loads(text)["error"]) == (403, "NOT_GRANTED")
 
 
 def test_every_path_declares_what_it_asks(broker: Broker) -> None:
@@ -178,6 +257,7 @@ async def test_a_token_names_its_user_as_at_the_kafka_port(guarded: Broker) -> N
         ("POST", "https://evil.example", 403),
         ("POST", "http://localhost:8080", 403),
         ("POST", "null", 403),
+        ("POST", "http://[", 403),
         ("GET", "https://evil.example", 405),
     ],
 )

@@ -139,6 +139,8 @@ def entry(broker: Broker, path: str, handle: Handle, asks: Asks, method: str = "
         try:
             if isinstance(asks, OfCluster):
                 caller.check_cluster(asks.operation)
+            if isinstance(asks, ByHandler) and broker.guard is not None and method != "GET":
+                _check_any(caller, asks.operation)
             return await handle(request, caller)
         except (TopicDenied, ClusterDenied, Refusal) as denied:
             is_denied = not isinstance(denied, Refusal) or denied.status == 403
@@ -149,6 +151,16 @@ def entry(broker: Broker, path: str, handle: Handle, asks: Asks, method: str = "
             raise
 
     return Route(path, serve, methods=[method])
+
+
+_NAMED = (ResourceType.TOPIC, ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID)
+
+
+def _check_any(caller: Caller, operation: Operation) -> None:
+    """Refuse who may do this with nothing at all, before a body is read."""
+    if not any(caller.gate.may_with_any(caller.principal, operation, kind) for kind in _NAMED):
+        message = f"{caller.principal} may not {operation} any topic, group or pipeline."
+        raise Refusal(403, "TOPIC_AUTHORIZATION_FAILED", message)
 
 
 def _refused(broker: Broker, kind: str, principal: str, host: str, request: Request) -> None:
@@ -167,7 +179,7 @@ async def _caller(broker: Broker, request: Request, asks: Asks) -> Caller:
         principal = _by_certificate(broker, request)
         return Caller(principal, broker.gate_of(principal, host), host)
     try:
-        principal = f"User:{await asyncio.to_thread(_user, guard, shown)}"
+        principal = f"User:{await _user(guard, shown, host)}"
     except (binascii.Error, ValueError, NotProved) as error:
         message = "User name or password is wrong."
         raise Refusal(401, "NOT_AUTHENTICATED", message) from error
@@ -189,15 +201,15 @@ def _by_certificate(broker: Broker, request: Request) -> str:
     return f"User:{user}"
 
 
-def _user(guard: Guard, shown: str) -> str:
-    """Who shows this; blocks for some milliseconds. Raises `NotProved` and ValueError."""
+async def _user(guard: Guard, shown: str, host: str) -> str:
+    """Who shows this. Raises `NotProved` and ValueError."""
     kind, _, token = shown.partition(" ")
     if kind.lower() == "bearer" and guard.tokens is not None:
-        return guard.tokens.check(token.strip()).user
+        return (await asyncio.to_thread(guard.tokens.check, token.strip())).user
     user, colon, password = base64.b64decode(token, validate=True).decode().partition(":")
     if kind.lower() != "basic" or not colon:
         raise NotProved("Users log in by HTTP Basic or a token.")
-    guard.check_password(user, password)
+    await guard.check_password(user, password, host)
     return user
 
 
@@ -216,17 +228,17 @@ def _check_origin(request: Request) -> None:
     origin = request.headers.get("origin")
     if origin is None or request.method in ("GET", "HEAD"):
         return
-    if urlsplit(origin).netloc.lower() != request.headers.get("host", "").lower():
+    if origin.partition("://")[2].lower() != request.headers.get("host", "").lower():
         message = "A browser asks for a page that is not of this broker."
         raise Refusal(403, "FOREIGN_PAGE", message)
 
 
 def _check_host(request: Request, names: frozenset[str]) -> None:
-    host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
-    if host.lower() in names:
-        return
+    named = request.headers.get("host", "")
     try:
-        ip_address(host.partition("%")[0])
+        host = (urlsplit(f"//{named}").hostname or "").lower()
+        if host not in names:
+            ip_address(host.partition("%")[0])
     except ValueError:
-        message = f"This broker is not called {host[:100]!r}; see catchwater.control.hosts."
+        message = f"This broker is not called {named[:100]!r}; see catchwater.control.hosts."
         raise Refusal(421, "NOT_THIS_HOST", message) from None

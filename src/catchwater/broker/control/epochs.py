@@ -1,5 +1,6 @@
 """Epochs of sinks: committed once, and shown."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -49,24 +50,14 @@ class Epochs:
         ]
 
     async def last_epoch(self, request: Request, caller: Caller) -> Response:
-        pipeline, sink = request.path_params["pipeline"], request.path_params["sink"]
-        commit = await self._log.epochs.last(pipeline, sink)
-        if commit is None:
-            raise Refusal(404, "NO_EPOCH", f"Sink {sink} of {pipeline} has written no epoch yet.")
-        caller.check(Operation.DESCRIBE, commit.topic)
-        return json_reply(_epoch(commit))
+        path = request.path_params
+        commit = await self._log.epochs.last(path["pipeline"], path["sink"])
+        return _shown(caller, path, commit, "written no epoch yet")
 
     async def epoch(self, request: Request, caller: Caller) -> Response:
         path = request.path_params
         commit = await self._log.epochs.find(path["pipeline"], path["sink"], path["epoch"])
-        if commit is None:
-            raise Refusal(
-                404,
-                "NO_EPOCH",
-                f"Sink {path['sink']} of {path['pipeline']} has not written epoch {path['epoch']}.",
-            )
-        caller.check(Operation.DESCRIBE, commit.topic)
-        return json_reply(_epoch(commit))
+        return _shown(caller, path, commit, f"not written epoch {path['epoch']}")
 
     async def commit_epoch(self, request: Request, caller: Caller) -> Response:
         body = await read_body(request, _EpochBody)
@@ -92,6 +83,22 @@ class Epochs:
 def _fence(sink: str, fence: _Fence, topic: str) -> SinkFence:
     """One name for all generations of a sink, which are `<sink>@<generation>` here."""
     return SinkFence(f"{sink.partition('@')[0]}:driver:{fence.name}", fence.number, topic)
+
+
+def _shown(
+    caller: Caller, path: Mapping[str, Any], commit: EpochCommit | None, otherwise: str
+) -> Response:
+    """The epoch, for who may DESCRIBE its topic; only who may DESCRIBE the pipeline learns whether
+    there is one. Raises `Refusal`.
+    """
+    if commit is not None and caller.may(Operation.DESCRIBE, commit.topic):
+        return json_reply(_epoch(commit))
+    pipeline, sink = path["pipeline"], path["sink"]
+    caller.check_pipeline(Operation.DESCRIBE, pipeline)
+    if commit is None:
+        raise Refusal(404, "NO_EPOCH", f"Sink {sink} of {pipeline} has {otherwise}.")
+    message = f"{caller.principal} may not DESCRIBE the topic of sink {sink} of {pipeline}."
+    raise Refusal(403, "TOPIC_AUTHORIZATION_FAILED", message)
 
 
 def _epoch(commit: EpochCommit) -> dict[str, Any]:

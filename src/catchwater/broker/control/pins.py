@@ -14,6 +14,8 @@ from catchwater.broker.gate import Operation
 from catchwater.catalog.rows import Pin
 
 LONGEST_NAME = 1_000
+MOST_PINS = 10_000
+"""Every one of them is read whenever one is set, and whenever records are deleted."""
 
 
 class _Position(msgspec.Struct):
@@ -51,13 +53,17 @@ class Pins:
             entry(self._broker, one, self.release_pin, reads, "DELETE"),
         ]
 
-    async def _check(self, caller: Caller, pin_id: str) -> Pin | None:
+    async def _check(self, caller: Caller, pin_id: str, *, sets: bool = False) -> Pin | None:
         """The pin of this id, if there is one.
 
         Raises `Refusal` if there is and the caller may not READ all its topics, without their
-        names, which the caller may not know.
+        names, which the caller may not know; and if there is none to be set any more.
         """
-        pin = next((each for each in await self._log.pins() if each.id == pin_id), None)
+        pins = await self._log.pins()
+        pin = next((each for each in pins if each.id == pin_id), None)
+        if sets and pin is None and len(pins) >= MOST_PINS:
+            hint = "Release some, or give them leases."
+            raise Refusal(507, "TOO_MANY_PINS", f"There are {MOST_PINS} pins.", hint=hint)
         if pin is not None and not _may(caller, Operation.READ, pin):
             message = f"{caller.principal} may not READ all topics of the pin {pin_id}."
             raise Refusal(403, "TOPIC_AUTHORIZATION_FAILED", message)
@@ -74,9 +80,11 @@ class Pins:
         _check_name("id", request.path_params["id"])
         _check_name("owner", body.owner)
         positions = {(p.topic, p.partition): p.offset for p in body.positions}
-        before = await self._check(caller, request.path_params["id"])
-        for topic, _ in positions:
+        if not positions:
+            raise Refusal(400, "INVALID_PIN", "A pin holds one position at least.")
+        for topic in {topic for topic, _ in positions}:
             caller.check(Operation.READ, topic)
+        before = await self._check(caller, request.path_params["id"], sets=True)
         now_ms = self._broker.clock.now_ms()
         pin = Pin(
             request.path_params["id"],

@@ -183,7 +183,7 @@ class Bytes:
             numbers = (0, 0, 0)
         asked = (request.path_params["object"], *numbers)
         offset, size, until_s = numbers
-        is_signed = hmac.compare_digest(_sign(asked), query.get("key", ""))
+        is_signed = hmac.compare_digest(_sign(asked).encode(), query.get("key", "").encode())
         if not is_signed or self._broker.clock.now_ms() > until_s * 1000:
             raise Refusal(403, "NOT_GRANTED", "This URL grants nothing (any more).")
         async with self._reads:

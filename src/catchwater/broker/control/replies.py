@@ -83,7 +83,7 @@ async def read_body(request: Request, kind: type[T], most_bytes: int = MAX_BODY_
         raise Refusal(400, "INVALID_BODY", "The client left before its body had come.") from None
     try:
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as problem:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
         raise Refusal(400, "INVALID_BODY", f"The body is not what is wanted: {problem}.") from None
 
 
