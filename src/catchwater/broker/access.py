@@ -12,6 +12,7 @@ denies wins; else a rule that allows has to be there. To be allowed to READ, WRI
 allows to DESCRIBE, and ALTER_CONFIGS to DESCRIBE_CONFIGS.
 """
 
+import asyncio
 import base64
 import fcntl
 import hmac
@@ -19,9 +20,11 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -45,6 +48,8 @@ ALL = "ALL"
 MOST_VERDICTS = 10_000
 """That a connection keeps."""
 _MOST_PASSWORDS = 1_000
+_HASHING = 2
+"""Threads that passwords are checked in: others must not wait behind them."""
 _IMPLIES = {
     Operation.DESCRIBE: {Operation.READ, Operation.WRITE, Operation.DELETE, Operation.ALTER},
     Operation.DESCRIBE_CONFIGS: {Operation.ALTER_CONFIGS},
@@ -337,6 +342,8 @@ class Guard:
         self.access = _together(self._of_catalog, self.of_file)
         self._proved: dict[bytes, Access] = {}
         """Digests of names with passwords that were right, and by which version."""
+        self._hashing = ThreadPoolExecutor(_HASHING, "passwords")
+        self._by_host: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._refreshing = threading.Lock()
         self._has_failed = False
 
@@ -389,13 +396,19 @@ class Guard:
         rule = self.access.rules.decisive(principal, host, operation, resource)
         return "no rule" if rule is None else " ".join(rule)
 
-    def check_password(self, user: str, password: str) -> None:
-        """Raise `NotProved` unless it is the user's; blocks for some milliseconds."""
+    async def check_password(self, user: str, password: str, host: str) -> None:
+        """Raise `NotProved` unless it is the user's; takes some milliseconds of a thread.
+
+        Of one address one password is checked at a time: one that guesses keeps itself waiting.
+        """
         access = self.access
         digest = _digest(user, password)
         if self._proved.get(digest) is access:
             return
-        check_password(access.users.get(user), user, password)
+        async with self._by_host.setdefault(host, asyncio.Lock()):
+            loop = asyncio.get_running_loop()
+            asked = (access.users, user, password)
+            await loop.run_in_executor(self._hashing, check_password, *asked)
         if len(self._proved) >= _MOST_PASSWORDS:
             self._proved.clear()
         self._proved[digest] = access

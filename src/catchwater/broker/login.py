@@ -6,12 +6,12 @@ connection. One that failed is answered after a while, and what follows it ends 
 
 A login holds until it has to be repeated (`connections.max.reauth.ms`, KIP-368) or its token ends;
 then the next request ends the connection, unless it repeats the login: by the same mechanism, for
-the same user. Every request checks that the user is still there with the same password: one that
-was removed, or has another password now, is refused; so is a client that came by its certificate,
-once other authorities sign those. A client that shows a certificate and need not log in is the user
-that the listener's rules make of it.
+the same user. Every request, and every reply with records, checks that the user is still there with
+the same password: one that was removed, or has another password now, is refused; so is a client
+that came by its certificate, once other authorities sign those. A client that shows a certificate
+and need not log in is the user that the listener's rules make of it.
 
-No I/O but `Guard.check_password` and `Tokens.check`, which take some milliseconds in a thread.
+No I/O but `Guard.check_password` and `Tokens.check`, which take some milliseconds of a thread.
 """
 
 import asyncio
@@ -89,8 +89,8 @@ class Session:
         self._ends_s: float | None = None
         self._user = ""
         """With a password; empty for others."""
-        self._access = guard.access
-        """By which version the user was last found to be there."""
+        self._access = self._asked = guard.access
+        """By which version the user was last found to be there, and by which it logs in."""
 
     def check(self, api_key: int) -> None:
         """Raise `NotLoggedIn` for a request that may not be asked now."""
@@ -103,6 +103,10 @@ class Session:
         if self._ends_s is not None and api_key not in _BEFORE_LOGIN:
             if self._clock.monotonic_s() > self._ends_s:
                 raise NotLoggedIn(f"the login of {self.principal} has ended.")
+        self.check_user()
+
+    def check_user(self) -> None:
+        """Raise `NotLoggedIn` once the user is gone, or its certificate is to be shown again."""
         if self._certificate is not None and self._certificate.version != self._authorities:
             raise NotLoggedIn(f"{self.principal} has to show a certificate again.")
         if self._access is not self._guard.access:
@@ -142,9 +146,9 @@ class Session:
         if self._mechanism == OAUTHBEARER:
             return await self._by_token(message)
         if self._scram is None:
-            self._access = self._guard.access
-            known, nonce = self._access.users, self._clock.uuid().hex
-            self._scram = ScramServer(self._mechanism, known, nonce)
+            self._asked = self._guard.access
+            nonce = self._clock.uuid().hex
+            self._scram = ScramServer(self._mechanism, self._asked.users, nonce)
             return Answer(ErrorCode.NONE, self._scram.first(message))
         answer = self._scram.final(message)
         return self._enter(self._scram.user, answer)
@@ -157,8 +161,8 @@ class Session:
             raise NotProved("What came is no user name and password.") from error
         if whom not in ("", user):
             raise NotProved("Nobody logs in for another user.")
-        self._access = self._guard.access
-        await asyncio.to_thread(self._guard.check_password, user, password)
+        self._asked = self._guard.access
+        await self._guard.check_password(user, password, self._host)
         return self._enter(user)
 
     async def _by_token(self, message: bytes) -> Answer:
@@ -183,7 +187,7 @@ class Session:
             ends.append(self._listener.reauth_ms / 1000)
         holds_s = min(ends) if ends else None
         self._ends_s = None if holds_s is None else self._clock.monotonic_s() + holds_s
-        self._user = user if has_password else ""
+        self._user, self._access = user if has_password else "", self._asked
         if not self.is_in:
             self.principal = principal
             self.gate = self._guard.gate(principal, self._host)

@@ -239,6 +239,8 @@ class Connection(asyncio.BufferedProtocol):
             later = in_flight.popleft()
             answered_bytes += later.size_bytes
             try:
+                if later.api.key == _FETCH and self._session is not None:
+                    self._session.check_user()  # it may have waited for a minute
                 reply = later.encode()
             except Exception as error:  # noqa: BLE001 - of any class: only this connection ends
                 self._fail(error)

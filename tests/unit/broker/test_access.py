@@ -1,10 +1,15 @@
 """Users and rules: the verdicts of Kafka's StandardAuthorizer, and the file that has them."""
 
+import asyncio
+import gc
 import os
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from catchwater.broker import access
 from catchwater.broker.access import (
     AccessFileBad,
     Guard,
@@ -139,7 +144,36 @@ def test_a_file_that_everybody_can_read_is_refused(tmp_path: Path) -> None:
         Guard(path, ["User:admin"])
 
 
-def test_a_change_bites_where_a_verdict_was_kept(tmp_path: Path) -> None:
+async def test_one_address_that_guesses_keeps_no_other_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its passwords are checked one by one, in threads that nothing else waits for."""
+    goes_on, under_way = threading.Event(), []
+
+    def slow(users: Any, user: str, password: str) -> None:
+        assert threading.current_thread().name.startswith("passwords")
+        under_way.append(user)
+        if user == "guess":
+            assert goes_on.wait(60)
+            raise NotProved("wrong")
+
+    monkeypatch.setattr(access, "check_password", slow)
+    guard = Guard(None, ["User:admin"])
+    guesses = [
+        asyncio.ensure_future(guard.check_password("guess", str(number), "10.0.0.1"))
+        for number in range(100)
+    ]
+    await asyncio.to_thread(lambda: None)  # of the threads that all else waits for
+    await asyncio.wait_for(guard.check_password("alice", "right", "10.0.0.2"), 60)
+    assert sorted(under_way) == ["alice", "guess"]
+    goes_on.set()
+    outcomes = await asyncio.gather(*guesses, return_exceptions=True)
+    assert {type(each) for each in outcomes} == {NotProved}
+    gc.collect()
+    assert not guard._by_host, "no address is remembered"
+
+
+async def test_a_change_bites_where_a_verdict_was_kept(tmp_path: Path) -> None:
     path = tmp_path / "access.json"
     rule = Rule(ALICE, "ALLOW", "READ", TOPIC, "t")
     change(path, lambda now: with_rule(with_user(now, "alice", verifiers("x")), rule))
@@ -147,12 +181,12 @@ def test_a_change_bites_where_a_verdict_was_kept(tmp_path: Path) -> None:
     gate, admin = guard.gate(ALICE, "h"), guard.gate("User:admin", "h")
     asked = (READ, Resource(TOPIC, "t"))
     assert gate.may(ALICE, *asked) and gate.may(ALICE, *asked) and admin.may("User:admin", *asked)
-    guard.check_password("alice", "x")
+    await guard.check_password("alice", "x", "h")
     change(path, lambda now: with_user(without_rules(now, lambda _: True), "alice", None))
     guard.refresh()
     assert not gate.may(ALICE, *asked) and admin.may("User:admin", *asked)
     with pytest.raises(NotProved):
-        guard.check_password("alice", "x")
+        await guard.check_password("alice", "x", "h")
 
 
 def test_a_bad_file_leaves_in_force_what_was_there(tmp_path: Path) -> None:

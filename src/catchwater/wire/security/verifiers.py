@@ -68,11 +68,14 @@ def verifiers(password: str) -> dict[str, Verifier]:
     return {name: verifier(name, password, os.urandom(_SALT_BYTES)) for name in HASHES}
 
 
-def check_password(known: Verifiers | None, user: str, password: str) -> None:
+def check_password(users: Mapping[str, Verifiers], user: str, password: str) -> None:
     """Raise `NotProved` unless this is the user's password; takes some milliseconds."""
-    # A user that is not there takes the time of one hash or the other, always of the same.
-    chosen = hmac.digest(_UNKNOWN, user.encode(), "sha256")[0] % len(HASHES)
-    mechanism = next(iter(known)) if known else tuple(HASHES)[chosen]
+    known = users.get(user)
+    # A user that is not there takes the time of a hash that others have, always of the same.
+    models = [next(iter(kinds)) for kinds in islice(users.values(), _MODELS) if kinds]
+    models = models or [*HASHES]
+    chosen = hmac.digest(_UNKNOWN, user.encode(), "sha256")[0] % len(models)
+    mechanism = next(iter(known)) if known else models[chosen]
     kept = _kept(known, mechanism, user)
     given = verifier(mechanism, password, kept.salt, kept.iterations)
     # However few iterations this user's verifier has, all users take the same time.

@@ -216,7 +216,7 @@ async def shown(client: Any, *names: str) -> dict[str, tuple[str, list[tuple[int
 async def test_a_user_is_made_shown_and_removed(client: Any, log: Log) -> None:
     guard = client.broker.guard
     assert await altered(client, [upsertion("ann", "pw")]) == {"ann": "none"}
-    check_password(guard.access.users["ann"], "ann", "pw")
+    check_password(guard.access.users, "ann", "pw")
     assert await shown(client, "ann", "bob") == {
         "ann": ("none", [(1, 4096)]), "bob": ("resource_not_found", []),
     }  # fmt: skip
