@@ -74,12 +74,19 @@ class ConfiguredLimits:
             user = principal.removeprefix("User:")
             rate = self._quotas.settings.find(REPLAY, user, client_id)
             if rate is not None:
-                return Quota(" ".join(rate.account), max(1, int(rate.per_s)))
+                _, of_user, _ = rate.account
+                account = " ".join(rate.account)
+                account = account if of_user else _own(principal, account)
+                return Quota(account, max(1, int(rate.per_s)))
         for named in (CLIENT_ID + client_id, principal):
             if named in self._overrides:
-                account = named if principal in (named, ANONYMOUS) else f"{principal} {named}"
-                return _limited(account, self._overrides[named])
+                return _limited(_own(principal, named), self._overrides[named])
         return _limited(principal, self._default)
+
+
+def _own(principal: str, account: str) -> str:
+    """The account as this principal's own, so that nobody else runs up its debt."""
+    return account if principal in (account, ANONYMOUS) else f"{principal} {account}"
 
 
 def _limited(account: str, bytes_per_s: int) -> Quota | None:

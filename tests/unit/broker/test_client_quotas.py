@@ -36,6 +36,7 @@ from catchwater.broker.quotas import (
     REPLAY,
     REQUEST,
     Accounts,
+    ConfiguredLimits,
     Entity,
     Meter,
     Quota,
@@ -90,6 +91,19 @@ def test_an_account_is_shared_by_those_whom_the_entity_does_not_tell_apart() -> 
     }
     assert accounts["a", "x"][0] == accounts["a", "y"][0] != accounts["b", "x"][0]
     assert accounts["a", "x"][1] == accounts["b", "x"][1] != accounts["a", "y"][1]
+
+
+def test_nobody_runs_up_the_debt_of_another_s_replays() -> None:
+    """A client id is what a client says it is: by it each user has an account of its own."""
+    quotas = Quotas(ManualClock(), Shown(), -1)
+    quotas.settings = Settings({Entity(None, "nightly"): {REPLAY: 1_000_000.0}})
+    for limits in (
+        ConfiguredLimits(-1, {}, quotas),
+        ConfiguredLimits(-1, {"client-id:nightly": 1_000_000}),
+    ):
+        found = [limits.quota(f"User:{user}", "nightly") for user in ("alice", "ANONYMOUS", "bob")]
+        assert len({each and each.account for each in found}) == 3
+        assert {each and each.bytes_per_s for each in found} == {1_000_000}
 
 
 # --- How long one waits
