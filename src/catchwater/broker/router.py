@@ -22,7 +22,7 @@ from uuid import UUID
 
 from catchwater.broker import api as handlers
 from catchwater.broker.api import k18_api_versions
-from catchwater.broker.audit import Audit, differences, seen, shown
+from catchwater.broker.audit import Audit, Look, differences, seen, shown
 from catchwater.broker.audit import looks as audit_looks
 from catchwater.broker.broker import (
     Api,
@@ -261,7 +261,8 @@ async def _answer_audited(
     gate: Gate, audit: Audit, broker: Broker, api: Api, call: Call, request: Any
 ) -> Any:
     """As `_answer_behind`, and a line for everything that is another afterwards."""
-    looks = audit_looks(broker, api.key, request)
+    allowed = partial(_may_change, gate, call.principal)
+    looks = [*filter(allowed, audit_looks(broker, api.key, request))]
     before = await seen(looks)
     fields = await _answer_behind(gate, broker, api, call, request)
     for look, was, is_ in zip(looks, before, await seen(looks), strict=True):
@@ -272,6 +273,11 @@ async def _answer_audited(
                 operation=look.operation, named=look.resource, before=was, after=is_,
             )  # fmt: skip
     return fields
+
+
+def _may_change(gate: Gate, principal: str, look: Look) -> bool:
+    """Whether the caller can change it: nobody else may make the broker look it up."""
+    return any(gate.may(principal, look.operation, each) for each in (look.resource, THE_CLUSTER))
 
 
 async def _answer_behind(gate: Gate, broker: Broker, api: Api, call: Call, request: Any) -> Any:
