@@ -12,10 +12,18 @@ from tests.samples import errors, sample, values
 
 from catchwater.broker.access import Guard, Rule, with_rule
 from catchwater.broker.broker import Api
-from catchwater.broker.gate import ByHandler, Operation, Resource, ResourceType, Whole
+from catchwater.broker.gate import (
+    ByHandler,
+    Operation,
+    Resource,
+    ResourceType,
+    Whole,
+    the_cluster,
+)
 from catchwater.broker.router import APIS
 from catchwater.broker_config import LogConfig
 from catchwater.catalog.rows import OffsetCommit
+from catchwater.catalog.topics import Topics
 from catchwater.log.log import Log
 
 TOPIC, GROUP, TXN, CLUSTER = (
@@ -97,9 +105,13 @@ class Deny:
     def __init__(self, *denied: ResourceType) -> None:
         self.denied = denied
         self.asked: set[tuple[Operation, ResourceType]] = set()
+        self.topics: set[str] = set()
+        """Those that were named in a question."""
 
     def may(self, principal: str, operation: Operation, resource: Resource) -> bool:
         self.asked.add((operation, resource.type))
+        if resource.type is ResourceType.TOPIC:
+            self.topics.add(resource.name)
         return resource.type not in self.denied
 
     def may_with_any(self, principal: str, operation: Operation, kind: ResourceType) -> bool:
@@ -214,8 +226,36 @@ async def test_the_same_request_changes_something_where_it_is_allowed(
     assert await served.everything() != before, found
 
 
+class Watched(Topics):
+    """Notes every topic that is given away."""
+
+    def __init__(self, topics: Topics) -> None:
+        super().__init__(topics)
+        self.given: set[str] = set()
+        self.get, self.by_id = self._noted(self.get), self._noted(self.by_id)
+
+    def _noted(self, find: Any) -> Any:
+        def found(key: Any) -> Any:
+            topic = find(key)
+            self.given |= set() if topic is None else {topic.name}
+            return topic
+
+        return found
+
+    def find(self, name: str) -> Any:
+        self.given.add(name)
+        return super().find(name)
+
+    def __iter__(self) -> Any:
+        topics = [*super().__iter__()]
+        self.given |= {topic.name for topic in topics}
+        return iter(topics)
+
+
 @pytest.mark.parametrize("api", APIS.values(), ids=lambda api: api.name)
 async def test_what_is_asked_is_what_is_declared(served: Served, api: Api) -> None:
+    """And no handler gets a topic that the gate was not asked about, unless it asked for all."""
+    asks_for_all = any(isinstance(ask, Whole) and ask.resources is the_cluster for ask in api.asks)
     declared = set()
     for ask in api.asks:
         types = {ask.type} if isinstance(ask, ByHandler) else set(ResourceType)
@@ -226,7 +266,9 @@ async def test_what_is_asked_is_what_is_declared(served: Served, api: Api) -> No
             declared.add((ask.or_any_topic, ResourceType.TOPIC))
     for gate in (Deny(*ResourceType), Deny()):
         served.client.broker.gate = gate
+        served.log.topics = watched = Watched(served.log.topics)
         await asyncio.wait_for(served.client.send(request(api.name, served)), 10)
+        assert asks_for_all or watched.given <= gate.topics
         if api.name != "DescribeTopicPartitions":  # it lists all that the caller may do (KIP-430)
             assert gate.asked <= declared
         assert gate.asked or not REFUSED[api.name] or api.name.startswith("Sasl")
