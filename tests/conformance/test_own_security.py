@@ -1,29 +1,42 @@
 """Our own broker with TLS, users and rules, under librdkafka, kafka-python and our own readers."""
 
 import asyncio
+import base64
+import json
 import os
+import re
 import socket
 import ssl
 import struct
 import subprocess
+import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import fields, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
+from uuid import UUID
 
 import msgspec
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from kio.index import KioIndexError, load_request_schema
 from tests.certificates import certificate
 from tests.conformance.corpus import DEADLINE_S
+from tests.conformance.test_gate import PATHS
 from tests.conftest import until
+from tests.samples import sample, values
 
 from catchwater.audit import AUDIT_TOPIC, lines_of, verify
-from catchwater.broker.access import Rule, change, with_rule, with_user, without_rules
+from catchwater.broker.access import Rule, change, with_rule, with_rules, with_user, without_rules
 from catchwater.broker.gate import ResourceType
+from catchwater.broker.router import APIS
+from catchwater.clock import SYSTEM
 from catchwater.config import CatchwaterError
 from catchwater.replay.control import Control, logged_in
 from catchwater.replay.options import parse_options
@@ -31,6 +44,7 @@ from catchwater.replay.plan import OffsetRange
 from catchwater.replay.source import BatchReader
 from catchwater.wire.arrow import encode_batch
 from catchwater.wire.client import Client, TopicDenied
+from catchwater.wire.connection import ConnectionLost, Connections, ask, parse_bootstrap
 from catchwater.wire.security.sasl import LoginFailed
 from catchwater.wire.security.verifiers import verifiers
 
@@ -232,6 +246,208 @@ def test_a_rule_and_a_user_that_are_gone_end_what_is_under_way(secured: Secured)
         until(lambda: ends_with(LoginFailed))
         secured.reset()
         until(lambda: not ends_with(LoginFailed))  # the broker has seen it before another test
+
+
+def test_a_fetch_that_waits_brings_nothing_to_who_is_gone_meanwhile(secured: Secured) -> None:
+    """B11, for the longest request there is: its rules would still let it read."""
+    bobs = Rule("User:bob", "ALLOW", "ALL", TOPIC, "bobs-", "PREFIXED")
+    change(secured.access, lambda now: with_rule(now, bobs))
+    place = ("bobs-late", 0)
+    until(lambda: produced(secured, place[0], 1, **secured.settings("bob")) == [0])
+    met: list[Any] = []
+
+    def wait_for_more() -> None:
+        security = _security(secured.settings("bob"))
+        with Client(secured.bootstrap, security=security, timeout_s=DEADLINE_S) as client:
+            try:
+                met.append(client.fetch({place: 1}, max_wait_ms=30_000))
+            except CatchwaterError as error:
+                met.append(error)
+
+    waiting = threading.Thread(target=wait_for_more)
+    waiting.start()
+    time.sleep(0.5)
+    change(secured.access, lambda now: with_user(now, "bob", None))
+
+    def is_refused() -> bool:
+        try:
+            with Client(
+                secured.bootstrap, security=_security(secured.settings("bob")), timeout_s=5.0
+            ) as client:
+                client.metadata(["t"])
+        except LoginFailed:
+            return True
+        return False
+
+    until(is_refused)
+    assert not met, "it still waits"
+    assert produced(secured, place[0], 1, **secured.settings("admin")) == [0]
+    waiting.join(DEADLINE_S)
+    assert isinstance(met[0], LoginFailed), met
+
+
+def asked(
+    secured: Secured, user: str, method: str, path: str, body: Any = None, **headers: str
+) -> tuple[int, bytes]:
+    """The control API's answer to one request."""
+    if user:
+        login = f"{user}:{USERS[user]}".encode()
+        headers["Authorization"] = "Basic " + base64.b64encode(login).decode()
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(
+        secured.broker.control_url + path, data, headers, method=method
+    )
+    context = ssl.create_default_context(cafile=str(secured.ca))
+    try:
+        with urllib.request.urlopen(request, timeout=DEADLINE_S, context=context) as reply:
+            return reply.status, reply.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read()
+
+
+def test_where_a_request_comes_from_is_not_what_it_says(secured: Secured) -> None:
+    """Rules for a host, and the audit trail, are about the connection's other end."""
+    anybody = ("User:ANONYMOUS", "ALLOW", "DESCRIBE")
+    there = Rule(*anybody, ResourceType.CLUSTER, "kafka-cluster", host="10.9.9.9")
+    probe = Rule(*anybody, TOPIC, "probe")
+    change(secured.access, lambda now: with_rules(now, [there, probe]))
+    until(lambda: asked(secured, "", "GET", "/api/v1/topics/probe")[0] == 404)
+    told = {"X-Forwarded-For": "10.9.9.9", "X-Real-IP": "10.9.9.9", "Forwarded": "for=10.9.9.9"}
+    assert asked(secured, "", "GET", "/api/v1/cluster", **told)[0] == 401
+    folder = secured.broker.data_dir / "audit"
+
+    def refused_at() -> set[str]:
+        lines = [msgspec.json.decode(data) for _, data in lines_of(folder)]
+        return {each["host"] for each in lines if each["resource"] == "/api/v1/cluster"}
+
+    until(refused_at)
+    assert refused_at() == {"127.0.0.1"}
+
+
+class Tenant:
+    """What belongs to alice: names that begin with hers, and contents that nobody else may see."""
+
+    NAME, CONTENT = "alices-mk4711", "mk0815"
+
+    def __init__(self, secured: Secured) -> None:
+        self.secured = secured
+        own = secured.settings("alice", **{"client.id": self.CONTENT})
+        producer = Producer(own | {"transactional.id": self.NAME})
+        producer.init_transactions(DEADLINE_S)
+        producer.begin_transaction()
+        marked = {"value": self.CONTENT, "key": self.CONTENT, "headers": {"h": self.CONTENT}}
+        producer.produce(self.NAME, **marked)
+        self.consumer = Consumer(own | {"group.id": self.NAME, "enable.auto.commit": "false"})
+        self.consumer.subscribe([self.NAME])
+        place = TopicPartition(self.NAME, 0, 1, self.CONTENT)
+        until(lambda: self.consumer.poll(0.1) is not None or self.consumer.assignment())
+        producer.send_offsets_to_transaction(
+            [place], self.consumer.consumer_group_metadata(), DEADLINE_S
+        )
+        producer.commit_transaction(DEADLINE_S)
+        producer.begin_transaction()  # one that stays open
+        producer.produce(self.NAME, **marked)
+        producer.flush(DEADLINE_S)
+        self.producer = producer
+        positions = [{"topic": self.NAME, "partition": 0, "offset": 0}]
+        pin = {"owner": self.CONTENT, "positions": positions}
+        verdict = {"state": "ok", "reason": self.CONTENT, "next": self.CONTENT}
+        report = {"name": self.NAME, "correct": verdict, "recoverable": verdict, "fresh": verdict}
+        for path, body in (
+            (f"/api/v1/pins/{self.NAME}", pin),
+            (f"/api/v1/sinks/{self.NAME}/s/epochs/1", {"topic": self.NAME, "staged": []}),
+            (f"/api/v1/pipelines/{self.NAME}/report", report),
+        ):
+            status, text = asked(secured, "alice", "PUT", path, body)
+            assert status == 200, (path, text)
+        _, text = asked(secured, "alice", "GET", f"/api/v1/topics/{self.NAME}")
+        self.topic_id = UUID(json.loads(text)["id"])
+
+    def requests(self) -> Iterator[tuple[str, Any, bool]]:
+        """Every API and version, about what is hers by name (True), and about all there is."""
+        data = encode_batch([(b"k", b"v", 1_700_000_000_000, ())])
+        said = values(
+            self.topic_id.bytes, 4_000, 0, data, topic=self.NAME, group=self.NAME,
+            transactional_id=self.NAME,
+        )  # fmt: skip
+        for key, api in APIS.items():
+            for version in api.versions if key not in (17, 36) else ():
+                try:
+                    schema = load_request_schema(key, version)
+                except KioIndexError:
+                    continue
+                message = sample(api.name, schema, said)
+                yield f"{api.name} v{version}", message, True
+                for field in fields(message):
+                    if isinstance(getattr(message, field.name), tuple):
+                        for nothing in (None, ()):
+                            less = replace(message, **{field.name: nothing})
+                            yield (
+                                f"{api.name} v{version} {field.name}",
+                                less,
+                                self.NAME in repr(less),
+                            )
+
+    def paths(self) -> Iterator[str]:
+        """All paths of the control port, with her names, and those that list."""
+        for path in (*PATHS, *PAGES):
+            yield re.sub(r"/(secret|mine|p|NAME)\b", f"/{self.NAME}", path)
+
+    def close(self) -> None:
+        self.consumer.close()
+        self.producer.abort_transaction(DEADLINE_S)
+
+
+PAGES = [
+    "/", "/pipelines/NAME", "/topics", "/topics/NAME", "/groups", "/groups/NAME", "/reset/NAME",
+    "/transactions", "/brokers", "/drills", "/timeline", "/audit", "/history?plot=lag&of=NAME",
+    "/api/v1/groups/NAME/reset?to=earliest", "/api/v1/topics/NAME/table", "/api/v1/traces",
+]  # fmt: skip
+
+
+def test_of_two_tenants_neither_finds_what_is_the_other_s(secured: Secured) -> None:
+    """Bob may do everything with what begins with his name, and asks for all there is."""
+    kinds = (TOPIC, ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID)
+    hers = Rule("User:alice", "ALLOW", "ALL", kinds[2], "alices-", "PREFIXED")
+    his = [Rule("User:bob", "ALLOW", "ALL", kind, "bobs-", "PREFIXED") for kind in kinds]
+    change(secured.access, lambda now: with_rules(now, [hers, *his]))
+    until(lambda: produced(secured, "bobs-own", 1, **secured.settings("bob")) == [0])
+    alice = Tenant(secured)
+    name, content = alice.NAME, alice.CONTENT
+    address = parse_bootstrap(secured.bootstrap)[0]
+    security = _security(secured.settings("bob"))
+    connections = Connections(
+        secured.bootstrap, client_id="bob", timeout_s=DEADLINE_S, clock=SYSTEM, security=security
+    )
+    found: list[str] = []
+    asked_for = 0
+    for what, message, is_named in alice.requests():
+        try:
+            told = repr(ask(connections.to(address), "bob", message))
+        except ConnectionLost:
+            connections.drop(address)
+            continue
+        except (AttributeError, TypeError, ValueError):  # a field that cannot be empty
+            continue
+        asked_for += 1
+        if content in told or (name in told and not is_named):
+            found.append(what)
+    connections.close()
+    assert asked_for > 300
+    for path in alice.paths():
+        for accept in ("application/json", "text/html"):
+            for method, body in (("GET", None), ("POST", {}), ("PUT", {}), ("DELETE", None)):
+                _, text = asked(secured, "bob", method, path, body, Accept=accept)
+                told = text.decode()
+                if content in told or (name in told and name not in path):
+                    found.append(f"{method} {path}")
+    assert not found
+    _, text = asked(secured, "alice", "GET", "/api/v1/pins")
+    assert content in text.decode(), "hers is still there, and shown to her"
+    assert [p.offset for p in alice.consumer.committed([TopicPartition(name, 0)])] == [1]
+    alice.close()
+    assert "Traceback" not in secured.broker.log()
 
 
 def encrypted(secured: Secured) -> ssl.SSLSocket:
