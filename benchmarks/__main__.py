@@ -21,6 +21,7 @@ NAMES = (
     "partitions",
     "watched",
     "access",
+    "secured",
     "restart",
     "estimate",
     "recovery",

@@ -6,6 +6,7 @@ bytes, and counts an answer only when it carries no error.
 
 import datetime
 import socket
+import ssl
 import struct
 import time
 from collections.abc import Mapping
@@ -73,10 +74,14 @@ def frame_of_batch(topic: str, partition: int, batch: bytes) -> bytes:
 class Connection:
     """One socket; requests go out in order and answers come back in order."""
 
-    def __init__(self, bootstrap: str, timeout_s: float = 20.0) -> None:
+    def __init__(
+        self, bootstrap: str, timeout_s: float = 20.0, tls: ssl.SSLContext | None = None
+    ) -> None:
         host, port = bootstrap.rsplit(":", 1)
         self.socket = socket.create_connection((host, int(port)), timeout_s)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls is not None:
+            self.socket = tls.wrap_socket(self.socket, server_hostname=host)
         self.stream = self.socket.makefile("rb", buffering=1 << 20)
         self.call(frame(18, 0, False, b""))  # ApiVersions, as every client begins
 
@@ -99,13 +104,14 @@ def create_topic(
     partitions: int,
     settle_s: float = 1.0,
     configs: Mapping[str, str] | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> None:
     """Create a topic and wait until it takes writes: of a cluster of several, a while longer."""
     settings = tuple(
         create_topics.CreatableTopicConfig(name=key, value=value)
         for key, value in (configs or {}).items()
     )
-    connection = Connection(bootstrap)
+    connection = Connection(bootstrap, tls=tls)
     body = create_topics.CreateTopicsRequest(
         topics=(
             create_topics.CreatableTopic(
@@ -131,9 +137,12 @@ def produce_error(answer: bytes) -> int:
     return int(struct.unpack_from(">h", answer, at)[0])
 
 
-def pump(bootstrap: str, request: bytes, seconds: float, in_flight: int) -> Result:
+def pump(
+    bootstrap: str, request: bytes, seconds: float, in_flight: int,
+    tls: ssl.SSLContext | None = None,
+) -> Result:  # fmt: skip
     """Send the request over and over for so long, never more than `in_flight` unanswered."""
-    connection = Connection(bootstrap)
+    connection = Connection(bootstrap, tls=tls)
     sent = answered = 0
     start = time.perf_counter()
     burst = max(1, in_flight // 2)
@@ -172,9 +181,12 @@ def fetch_request(topic: str, partition: int, offset: int, max_bytes: int) -> by
     return frame(1, 11, False, encode(data))
 
 
-def drain(bootstrap: str, request: bytes, seconds: float, in_flight: int) -> Result:
+def drain(
+    bootstrap: str, request: bytes, seconds: float, in_flight: int,
+    tls: ssl.SSLContext | None = None,
+) -> Result:  # fmt: skip
     """Ask for the same range over and over: the tail as many readers see it, from memory."""
-    connection = Connection(bootstrap)
+    connection = Connection(bootstrap, tls=tls)
     sent = answered = size = 0
     start = time.perf_counter()
     while (elapsed := time.perf_counter() - start) < seconds or answered < sent:
