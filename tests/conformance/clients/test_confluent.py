@@ -110,10 +110,12 @@ def test_committed_positions_outlive_the_broker(make_broker, wanted):
     broker = make_broker()
     write(broker, "t", wanted[:100])
     client = consumer(broker, "lasting")
-    client.commit(offsets=[TopicPartition("t", 0, 42)], asynchronous=False)
+    position = TopicPartition("t", 0, 42, "said beside it")  # sent with a 0 at its end
+    client.commit(offsets=[position], asynchronous=False)
     broker.kill()
     broker.start()
-    assert client.committed([TopicPartition("t", 0)], DEADLINE_S)[0].offset == 42
+    (kept,) = client.committed([TopicPartition("t", 0)], DEADLINE_S)
+    assert (kept.offset, kept.metadata) == (42, "said beside it")
     client.close()
 
 

@@ -137,7 +137,10 @@ def test_positions_and_output_are_committed_together(broker: BrokerProcess) -> N
         client.begin_transaction()
         for message in messages:
             client.produce(target, message.value(), partition=message.partition())
-        positions = consumer.position(consumer.assignment())
+        positions = [
+            TopicPartition(each.topic, each.partition, each.offset, "metadata")
+            for each in consumer.position(consumer.assignment())
+        ]
         client.send_offsets_to_transaction(
             positions, consumer.consumer_group_metadata(), DEADLINE_S
         )

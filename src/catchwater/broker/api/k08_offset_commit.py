@@ -45,8 +45,8 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
                 partitions.append([partition.partition_index, error])
                 if error is ErrorCode.NONE and row is not None:
                     epoch = getattr(partition, "committed_leader_epoch", -1)
-                    metadata = partition.committed_metadata or ""
-                    commit = OffsetCommit(partition.committed_offset, epoch, metadata, now_ms)
+                    said = metadata_of(partition)
+                    commit = OffsetCommit(partition.committed_offset, epoch, said, now_ms)
                     commits[row.name, partition.partition_index] = commit
             answers.append((topic, partitions))
         stored = await store(broker, request.group_id, commits) if commits else ErrorCode.NONE
@@ -108,13 +108,18 @@ def check(topic: Topic | None, partition: Any) -> ErrorCode:
     """Why an offset is refused, or NONE; `partition` as in OffsetCommit and TxnOffsetCommit."""
     if topic is None or not 0 <= partition.partition_index < topic.partitions:
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    metadata = partition.committed_metadata or ""
-    if len(metadata.encode()) > MAX_METADATA_BYTES:
+    said = metadata_of(partition)
+    if len(said.encode()) > MAX_METADATA_BYTES:
         return ErrorCode.OFFSET_METADATA_TOO_LARGE
     # PostgreSQL cannot store the character 0.
-    if partition.committed_offset < 0 or "\0" in metadata:
+    if partition.committed_offset < 0 or "\0" in said:
         return ErrorCode.INVALID_REQUEST
     return ErrorCode.NONE
+
+
+def metadata_of(partition: Any) -> str:
+    """What is said beside an offset, without the 0 by which confluent-kafka ends it."""
+    return (partition.committed_metadata or "").removesuffix("\0")
 
 
 API = Api(

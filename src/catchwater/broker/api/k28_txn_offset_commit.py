@@ -12,7 +12,7 @@ version 2 (KIP-890), whose offsets begin the transaction by themselves.
 from collections.abc import Mapping
 from typing import Any
 
-from catchwater.broker.api.k08_offset_commit import check
+from catchwater.broker.api.k08_offset_commit import check, metadata_of
 from catchwater.broker.broker import (
     Api,
     Broker,
@@ -54,8 +54,8 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
             errors[key] = refusal or check(broker.find_topic(topic.name), partition)
             if errors[key] is ErrorCode.NONE:
                 epoch = getattr(partition, "committed_leader_epoch", -1)
-                metadata = partition.committed_metadata or ""
-                commits[key] = OffsetCommit(partition.committed_offset, epoch, metadata, now_ms)
+                said = metadata_of(partition)
+                commits[key] = OffsetCommit(partition.committed_offset, epoch, said, now_ms)
     if commits:
         error, _ = await answered(broker, _store(broker, call.version, request, commits))
         if error is ErrorCode.NOT_COORDINATOR:
