@@ -12,8 +12,9 @@ POINTS ?= 300
 MINUTES ?= 10
 STORM_S ?= 60
 MEMBERS ?= 50
+WHEELHOUSE ?= .cache/wheelhouse
 
-.PHONY: help setup style format types tidy unit test slow sim kill-points conformance suites differences chaos storm soak cluster e2e slice bench bench-functions bench-replay hops demo drill docs check lock clean
+.PHONY: help setup style format types tidy unit test slow sim kill-points conformance suites differences chaos storm soak cluster e2e slice bench bench-functions bench-replay hops demo drill wheelhouse docs check lock clean
 .DEFAULT_GOAL := help
 
 help:            ## show this list
@@ -111,6 +112,12 @@ demo: $(STAMP)   ## the main job, killed and restored, with a verdict: make demo
 
 drill: $(STAMP)  ## rehearse failures against a budget: make drill ARGS="run older-checkpoint", ARGS="all --json"
 	@$(BIN)/catchwater drill $(or $(ARGS),list)
+
+wheelhouse: $(STAMP) ## all packages that an installation without a network needs, in WHEELHOUSE
+	mkdir -p $(WHEELHOUSE)
+	$(BIN)/uv pip compile -q --extra spark --constraint requirements/dev.lock --generate-hashes --no-header --no-annotate pyproject.toml -o $(WHEELHOUSE)/requirements.txt
+	$(BIN)/python -m pip wheel --quiet --require-hashes -r $(WHEELHOUSE)/requirements.txt --wheel-dir $(WHEELHOUSE)
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir $(WHEELHOUSE) .
 
 docs: $(STAMP)   ## regenerate what is generated (protocol coverage, BENCHMARKS.md)
 	$(BIN)/python -m docs.generate

@@ -26,7 +26,7 @@ GRACE_S = 60.0
 
 NOT_LONG = frozenset(
     "help setup style format types tidy unit test check docs lock clean demo slice hops".split()
-    + "drill bench bench-functions bench-replay cluster".split()
+    + "drill bench bench-functions bench-replay cluster wheelhouse".split()
 )
 """Targets of the Makefile that are no long form of the tests, or a slice of that name (`cluster`):
 all others stand in a slice.

@@ -6,6 +6,7 @@ of a file: how those are read and judged is in `unit/demo`.
 
 import csv
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -68,3 +69,39 @@ def test_rows_of_a_csv_file_come_through_two_kills(tmp_path: Path) -> None:
     assert verdict["alerts"] > 0
     assert verdict["kills"] == 2
     assert verdict["restore_s"] > 0
+
+
+ALONE = ("unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
+"""Runs a command where there is no network but loopback."""
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_it_is_installed_and_runs_where_there_is_no_network(tmp_path: Path) -> None:
+    """R97, R99: from a wheelhouse, in a namespace without a route, in an empty home."""
+    root = Path(__file__).parents[2]
+    wheels = root / ".cache" / "wheelhouse"
+    subprocess.run(["make", "wheelhouse", f"WHEELHOUSE={wheels}"], cwd=root, check=True)
+    environment = {
+        name: value for name, value in os.environ.items() if name in ("PATH", "JAVA_HOME")
+    } | {"HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
+
+    def alone(*command: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*ALONE, *map(str, command)], cwd=tmp_path, env=environment, capture_output=True,
+            text=True, timeout=1500, check=False,
+        )  # fmt: skip
+
+    assert alone("ip", "route").stdout == ""
+    home = tmp_path / "catchwater"
+    subprocess.run([sys.executable, "-m", "venv", home], check=True)
+    installed = alone(
+        home / "bin/pip", "install", "--no-index", "--find-links", wheels, "catchwater[spark]"
+    )
+    assert installed.returncode == 0, installed.stderr
+    ended = alone(home / "bin/catchwater", "demo", "--json")
+    assert ended.returncode == 0, ended.stderr
+    verdict = json.loads(ended.stdout)
+    assert (verdict["missing"], verdict["duplicate"], verdict["kills"]) == (0, 0, 2)
+    assert verdict["alerts"] > 0
