@@ -12,8 +12,9 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Callable
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from catchwater.broker.pressure import AT_ONCE, ConnectionRates
 from catchwater.clock import Clock
@@ -28,6 +29,8 @@ _MOST_ADDRESSES = 1_000
 _BURST_S = 1.0
 
 _log = logging.getLogger("catchwater.broker")
+
+T = TypeVar("T")
 
 
 class HandshakeRates:
@@ -70,10 +73,13 @@ class Door:
         """Begins at once, in the running loop; `tls` gives what new connections are to have."""
         self._tls = tls
         self._rates = rates
-        self._silent: dict[socket.socket, asyncio.TimerHandle] = {}
-        """Connections that have not sent the first byte of their handshake, the oldest first."""
-        self._shaking: dict[asyncio.Task[Any], None] = {}
-        """Connections whose TLS handshake is under way, the oldest first."""
+        self._late: dict[socket.socket, asyncio.TimerHandle] = {}
+        self._silent: dict[socket.socket, str] = {}
+        """The addresses of connections that have not sent the first byte of their handshake, the
+        oldest first.
+        """
+        self._shaking: dict[asyncio.Task[Any], str] = {}
+        """The addresses of connections whose TLS handshake is under way, the oldest first."""
         self._bound = bound
         self._protocol = protocol
         self._loop = asyncio.get_running_loop()
@@ -130,44 +136,47 @@ class Door:
         return accepted
 
     def _accept_encrypted(self) -> None:
-        """Accept a few, each in the place of the oldest that has said nothing.
+        """Accept a few, each in the place of one that has said nothing.
 
         So a flood of silent connections costs descriptors alone, and for a moment; it takes no
-        place from those that have begun their handshake, as clients do at once.
+        place from those that have begun their handshake, as clients do at once, and one address
+        takes its own places first.
         """
         for _ in range(AT_ONCE):
             accepted = self._accepted()
             if accepted is None:
                 return
             if len(self._silent) >= MOST_SILENT:
-                self._give_up(next(iter(self._silent)))
-            late = self._loop.call_later(HANDSHAKE_S, self._give_up, accepted)
-            self._silent[accepted] = late
+                self._give_up(one_too_many(self._silent))
+            self._late[accepted] = self._loop.call_later(HANDSHAKE_S, self._give_up, accepted)
+            self._silent[accepted] = _host(accepted)
             self._loop.add_reader(accepted, self._shake, accepted)
 
     def _give_up(self, silent: socket.socket) -> None:
         self._loop.remove_reader(silent)
-        self._silent.pop(silent).cancel()
+        self._late.pop(silent).cancel()
+        del self._silent[silent]
         silent.close()
 
     def _shake(self, accepted: socket.socket) -> None:
         """Begin the handshake of a connection that has sent something."""
         assert self._tls is not None
         self._loop.remove_reader(accepted)
-        self._silent.pop(accepted).cancel()
-        if self._rates is not None and not self._rates.admit(_host(accepted)):
+        self._late.pop(accepted).cancel()
+        host = self._silent.pop(accepted)
+        if self._rates is not None and not self._rates.admit(host):
             accepted.close()
             return
         if len(self._shaking) >= MOST_HANDSHAKES:
-            oldest = next(iter(self._shaking))
-            del self._shaking[oldest]
-            oldest.cancel()
+            displaced = one_too_many(self._shaking)
+            del self._shaking[displaced]
+            displaced.cancel()
         opening = self._loop.create_task(
             self._loop.connect_accepted_socket(
                 self._protocol, accepted, ssl=self._tls(), ssl_handshake_timeout=HANDSHAKE_S
             )
         )
-        self._shaking[opening] = None
+        self._shaking[opening] = host
         opening.add_done_callback(self._shaken)
 
     def _shaken(self, opening: asyncio.Task[Any]) -> None:
@@ -186,6 +195,12 @@ class Door:
             opening.exception()  # retrieved, for the client may have gone again already
         if was_full:
             self._watch()
+
+
+def one_too_many(addresses: Mapping[T, str]) -> T:
+    """Which of these, the oldest first, gives way: the oldest of the address that has most."""
+    most, _ = Counter(addresses.values()).most_common(1)[0]
+    return next(each for each, address in addresses.items() if address == most)
 
 
 def _host(accepted: socket.socket) -> str:

@@ -124,6 +124,16 @@ def encrypted(bound: Bound, tmp_path: Path):
     return encrypted
 
 
+def test_a_flood_of_one_address_displaces_itself() -> None:
+    places = {number: "10.0.0.9" for number in range(5)}
+    places = {-2: "10.0.0.1", **places, -1: "10.0.0.2"}
+    for _ in range(4):
+        gone = door.one_too_many(places)
+        assert places.pop(gone) == "10.0.0.9"
+        places[gone + 100] = "10.0.0.9"
+    assert door.one_too_many({1: "a", 2: "b", 3: "c"}) == 1, "of many addresses the oldest"
+
+
 async def test_silent_connections_take_no_place_from_those_that_speak_tls(
     bound: Bound, encrypted: Any
 ) -> None:
