@@ -80,8 +80,6 @@ class Pins:
         _check_name("id", request.path_params["id"])
         _check_name("owner", body.owner)
         positions = {(p.topic, p.partition): p.offset for p in body.positions}
-        if not positions:
-            raise Refusal(400, "INVALID_PIN", "A pin holds one position at least.")
         for topic in {topic for topic, _ in positions}:
             caller.check(Operation.READ, topic)
         before = await self._check(caller, request.path_params["id"], sets=True)
