@@ -407,6 +407,7 @@ PAGES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_of_two_tenants_neither_finds_what_is_the_other_s(secured: Secured) -> None:
     """Bob may do everything with what begins with his name, and asks for all there is."""
     kinds = (TOPIC, ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID)
