@@ -13,12 +13,13 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 from confluent_kafka import Consumer, TopicPartition
-from tests.e2e.conftest import COMMAND, PATIENCE_S, Cards, Pipeline, feed_cards, processes
+from tests.e2e.conftest import COMMAND, PATIENCE_S, Pipeline, feed_cards, processes
 
 from catchwater.wire.arrow import encode_batch
 from catchwater.wire.client import Client
@@ -175,10 +176,12 @@ def test_six_planted_causes_are_named_of_a_pipeline_that_runs(
     member.commit(offsets=[TopicPartition("payments", 0, 1)], asynchronous=False)
 
     (tmp_path / "slow.py").write_text(SLOW)
-    cards: Any = Cards(broker.bootstrap, None, None)  # type: ignore[arg-type]
+    cards: Any = SimpleNamespace(
+        bootstrap=broker.bootstrap, scenario=SimpleNamespace(function="slow:Slow")
+    )
     pipeline = Pipeline(cards, tmp_path, "slow")
     request.addfinalizer(lambda: pipeline.process and pipeline.kill())
-    pipeline.start("1s", function="slow:Slow", epoch_events=1_000)
+    pipeline.start("1s", epoch_events=1_000)
 
     def causes() -> set[str]:
         told = subprocess.run(
