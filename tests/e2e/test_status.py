@@ -133,7 +133,7 @@ class Count:
 @function(name="slow", version=1, key="card", event_time="at", watermark="30s", output_id=("id",))
 class Slow(Keyed[Seen, Count, Seen]):
     def on_event(self, e: Seen, s: Count, ctx: Context) -> Out[Seen]:
-        time.sleep(600 if e.card == "wedge" else 0.003)
+        time.sleep(600 if e.card == "wedge" else 0.02)
         s.events += 1
         if s.events == 1:
             yield e
@@ -166,7 +166,7 @@ def test_six_planted_causes_are_named_of_a_pipeline_that_runs(
     with Client(broker.bootstrap) as client:
         client.create_topics({"payments": 4})
     long_ago_ms = round(time.time() * 1000) - 600_000
-    sent(broker.bootstrap, ["hot" if n % 2 else f"c{n}" for n in range(20_000)], long_ago_ms)
+    sent(broker.bootstrap, ["hot" if n % 2 else f"c{n}" for n in range(5_000)], long_ago_ms)
     member = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "alone",
                        "enable.auto.commit": False, "auto.offset.reset": "earliest"})  # fmt: skip
     request.addfinalizer(member.close)
@@ -181,7 +181,7 @@ def test_six_planted_causes_are_named_of_a_pipeline_that_runs(
     )
     pipeline = Pipeline(cards, tmp_path, "slow")
     request.addfinalizer(lambda: pipeline.process and pipeline.kill())
-    pipeline.start("1s", epoch_events=1_000)
+    pipeline.start("1s", epoch_events=400)
 
     def causes() -> set[str]:
         told = subprocess.run(
