@@ -10,6 +10,7 @@ NAMES = (
     "produce",
     "pack",
     "latency",
+    "lagging",
     "records",
     "replay",
     "replay_live",
