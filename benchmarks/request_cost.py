@@ -11,6 +11,7 @@ the same on any machine and to within a percent in every run. It takes half a mi
 
 import argparse
 import asyncio
+import os
 import re
 import socket
 import struct
@@ -128,6 +129,10 @@ async def served(data: Path, shapes: list[str], measure: Measure) -> None:
 
 def instructions(shape: str, rounds: int = ROUNDS_COUNTED) -> float:
     """User instructions a request, counted by valgrind in a process of its own once it is warm."""
+    # valgrind's processor is another one than this machine's: numba would compile all over in it.
+    environment = {**os.environ, "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
+    load = "from catchwater.wire.batch import load_walk; load_walk()"
+    subprocess.run([sys.executable, "-c", load], check=True, env=environment)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "callgrind.out"
         tool = ["valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={out}"]
@@ -135,6 +140,7 @@ def instructions(shape: str, rounds: int = ROUNDS_COUNTED) -> float:
         process = subprocess.Popen(
             [*tool, *command, "--watched", str(rounds)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=environment,
         )  # fmt: skip
         assert process.stdin is not None and process.stdout is not None
         for state in ("on", "off"):
