@@ -10,7 +10,6 @@ NAMES = (
     "produce",
     "pack",
     "latency",
-    "lagging",
     "records",
     "replay",
     "replay_live",
