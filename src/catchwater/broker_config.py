@@ -11,7 +11,7 @@ import logging
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,10 @@ class LogConfig:
     """The interval of catalog backups; creating or deleting a topic makes one at once."""
     tables: tuple[tuple[str, str], ...] = ()
     """The properties of the Iceberg catalog in which topics are tables; none: no topic can be."""
+    schema_registry: str = ""
+    """The URL of the schema registry that tables are read by, where a topic says so."""
+    schema_registry_login: str = field(default="", repr=False)
+    """`user:password`."""
     background: bool = True
     """Whether the jobs run by themselves; tests and simulations turn this off and call them."""
 
@@ -255,6 +259,12 @@ class BrokerConfig:
         if self.catchwater_audit_dir is None and not self.is_guarded:
             return None
         return self.catchwater_audit_dir or self.log_dirs / "audit"
+
+    @property
+    def schema_registry_login(self) -> str:
+        """`user:password` at the schema registry; empty: it asks for none."""
+        user = self.catchwater_schema_registry_user
+        return f"{user}:{self.catchwater_schema_registry_password}" if user else ""
 
     @property
     def is_shared(self) -> bool:

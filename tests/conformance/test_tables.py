@@ -22,6 +22,7 @@ from confluent_kafka.admin import (
 )
 from pyiceberg.catalog import load_catalog
 from tests.cluster import Brokers
+from tests.conftest import until
 from typer.testing import CliRunner
 
 from catchwater.cli import app
@@ -231,10 +232,14 @@ def test_the_log_keeps_what_is_not_in_the_table_yet(broker):
     producer.produce("kept", b"first")
     assert producer.flush(DEADLINE_S) == 0
     until_written(broker, "kept")
-    pins = Control(broker.control_url).pins()
-    [pin] = [each for each in pins if each["id"] == "table/kept"]
-    assert pin["owner"] == "the table of kept"
-    assert pin["positions"] == [{"topic": "kept", "partition": 0, "offset": 1}]
+
+    def pin():
+        pins = Control(broker.control_url).pins()
+        return next(each for each in pins if each["id"] == "table/kept")
+
+    assert pin()["owner"] == "the table of kept"
+    moved = [{"topic": "kept", "partition": 0, "offset": 1}]
+    until(lambda: pin()["positions"] == moved, DEADLINE_S, broker.log)
 
 
 def test_a_topic_that_is_no_table_any_more_is_kept_for_nobody(broker):
@@ -314,3 +319,28 @@ def test_brokers_over_one_database_keep_one_table_whoever_of_them_is_killed(tmp_
         assert by_pyiceberg(one, "t") == expected == by_pyiceberg(two, "t")
     finally:
         brokers.close()
+
+
+# --- newest values -------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_of_a_compacted_topic_the_table_has_the_newest_row_of_each_key(broker):
+    create(broker, "newest", 2, **{"cleanup.policy": "compact", "catchwater.table.upsert": "true"})
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    model = {}
+    for n in range(1_500):
+        key, value = f"k{n % 97}", None if n % 11 == 0 else b"%d" % n
+        producer.produce("newest", value, key, partition=n % 97 % 2)
+        model.pop(key.encode(), None)
+        model |= {} if value is None else {key.encode(): value}
+        if n % 300 == 0:
+            producer.flush(DEADLINE_S)
+            until_written(broker, "newest")
+    assert producer.flush(DEADLINE_S) == 0
+    until_written(broker, "newest")
+    table = load(broker, "newest")
+    assert int(table.current_snapshot().summary["total-delete-files"]) > 0
+    found = table.scan().to_arrow().to_pylist()
+    assert len(found) == len(model)
+    assert {row["key"]: row["value"] for row in found} == model

@@ -289,6 +289,8 @@ def log_config(config: BrokerConfig) -> LogConfig:
         delete_grace_ms=config.catchwater_delete_grace_ms,
         session_ms=config.catchwater_session_timeout_ms,
         tables=tuple((tables_of(config) or {}).items()),
+        schema_registry=config.catchwater_schema_registry_url,
+        schema_registry_login=config.schema_registry_login,
     )
 
 

@@ -127,14 +127,13 @@ def start(
 def _start_cold(broker: Broker, call: Call) -> Later:
     """Begin to answer a request whose handler is a coroutine from message to fields."""
     if len(call.frame.data) > LARGE_REQUEST_BYTES:
-        work = asyncio.ensure_future(_answer_large(broker, call))
-        return LaterOf(_as_it_is, future=work)
+        return LaterOf(asyncio.ensure_future(_answer_large(broker, call)), _as_it_is)
     request = decode_request(call.header, call.frame.data)
     call.frame.release()
     answer = _answer(broker, call, request)
     if call.meter is not None:
         answer = _timed(answer, call.meter, broker.clock)
-    return LaterOf(_as_it_is, future=asyncio.ensure_future(answer))
+    return LaterOf(asyncio.ensure_future(answer), _as_it_is)
 
 
 T = TypeVar("T")

@@ -17,12 +17,18 @@ from catchwater.broker_config import BrokerConfig
 from catchwater.log.keep.parquet import PARQUET, missing_packages
 from catchwater.log.tables.open import properties_of as tables_of
 from catchwater.log.tables.settings import (
+    AS_COLUMN,
     COMMIT_INTERVAL,
     COMMIT_INTERVAL_MS,
+    ON_MALFORMED,
     PARTITION_BY,
+    SNAPSHOTS_KEPT,
+    SNAPSHOTS_KEPT_MS,
+    STOP,
     TABLE,
     TABLE_NAME,
     TERMS,
+    UPSERT,
     refused_table,
     refused_terms,
 )
@@ -36,6 +42,7 @@ from catchwater.log.topic_settings import (
     DELETE,
     EARLIEST_MS,
     FORMATS,
+    FROM_REGISTRY,
     LATEST_MS,
     LOG_APPEND_TIME,
     LONGEST_AFTER,
@@ -122,7 +129,8 @@ TOPIC_SETTINGS: Mapping[str, Setting] = {
         about="What the values are, for columns of them in that Parquet."),
     VALUE_SCHEMA: Setting(
         STRING, _only(""), form=re.compile("(?s).*"), longest=20_000,
-        about="Their schema: DDL for JSON, or an Avro schema."),
+        about="Their schema: DDL for JSON, or an Avro schema; of a table also `registry`, the "
+              "newest of TOPIC-value in `catchwater.schema.registry.url`."),
     TABLE: Setting(
         STRING, _only(""), form=TABLE_NAME,
         about="The Iceberg table that it also is ([tables](tables.md)); empty: none."),
@@ -132,6 +140,17 @@ TOPIC_SETTINGS: Mapping[str, Setting] = {
     COMMIT_INTERVAL: Setting(
         LONG, _only(COMMIT_INTERVAL_MS), 100,
         about="How often that table is committed to."),
+    UPSERT: Setting(
+        BOOLEAN, _only("false"), choices=("true", "false"),
+        about="Whether that table has only the newest row of each key "
+              "([upserts](tables.md#newest-values))."),
+    ON_MALFORMED: Setting(
+        STRING, _only(AS_COLUMN), choices=(AS_COLUMN, STOP),
+        about="What that table does with a value that is not as declared: its bytes become a "
+              "column, or it waits there."),
+    SNAPSHOTS_KEPT: Setting(
+        LONG, _only(SNAPSHOTS_KEPT_MS), 0,
+        about="How long snapshots of that table stay; the newest 100 always do."),
     VALIDATION: Setting(
         STRING, _only(UNCHECKED), choices=(UNCHECKED, "id", "schema", "declared"),
         about="Whether [values that do not fit a schema are refused]"
@@ -223,6 +242,8 @@ def refusal(name: str, value: str | None, config: BrokerConfig) -> str | None:
         return refused_table(value, tables_of(config))
     if name == PARTITION_BY:
         return refused_terms(value)
+    if name == VALUE_SCHEMA and value.strip() == FROM_REGISTRY:
+        return _refused_registry(config)
     if name == VALUE_SCHEMA:
         return refused_schema(value)
     return _refused_here(name, value, config) or _refused_value(name, value, setting, config)
@@ -245,6 +266,15 @@ def _refused_here(name: str, value: str, config: BrokerConfig) -> str | None:
         where = f"it lies in {here}" if here else "it does not say where (catchwater.location)"
         return f"{name} cannot be {value!r} in this log: {where}."
     return None
+
+
+def _refused_registry(config: BrokerConfig) -> str | None:
+    if not config.catchwater_schema_registry_url:
+        return (
+            f"{VALUE_SCHEMA} cannot be {FROM_REGISTRY}: this broker has no "
+            "catchwater.schema.registry.url."
+        )
+    return refused_schema(FROM_REGISTRY)
 
 
 def refusals(wanted: Mapping[str, str | None], config: BrokerConfig) -> str | None:

@@ -110,12 +110,8 @@ class ValueChecks:
         from catchwater.values.registry import RegistryClient
         from catchwater.values.settings import Registry
 
-        config = self._config
-        user = config.catchwater_schema_registry_user
-        login = f"{user}:{config.catchwater_schema_registry_password}" if user else ""
-        client = RegistryClient(
-            Registry(config.catchwater_schema_registry_url, login=login), self._clock
-        )
+        url, login = self._config.catchwater_schema_registry_url, self._config.schema_registry_login
+        client = RegistryClient(Registry(url, login=login), self._clock)
         while True:
             asked = self._questions.get()
             found = self._learned(client, asked)

@@ -1,6 +1,7 @@
 """`catchwater table …`: topics that are Iceberg tables, asked of a broker."""
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -51,7 +52,7 @@ def status(
     """Show where a topic's table stands, and what it lacks. Exit 3 if it waits or has gaps."""
     found = _ask(bootstrap, command_config, "GET", name, "")
     here = found["here"] or {}
-    error = here.get("error", "")
+    error = found["why"] or here.get("error", "")
     if as_json:
         print_json(found)
     else:
@@ -129,16 +130,26 @@ def _rewind(
 
 
 def _print_status(found: dict[str, Any], here: dict[str, Any]) -> None:
-    facts = ["table", "location", "snapshot_id", "committed_ms", "rows", "files", "bytes"]
+    facts = ["table", "location", "snapshot_id", "rows", "files", "bytes"]
     rows = [(name.replace("_", " "), found[name]) for name in facts if found.get(name) is not None]
-    if not found["is_there"]:
+    if at_ms := found.get("committed_ms"):
+        rows.append(("last commit", _time(at_ms)))
+    if not found["is_there"] and not found["why"]:
         rows.append(("state", "not there yet; it is made with its first commit"))
     if found.get("unfit"):
         rows.append(("fields that do not fit", ", ".join(found["unfit"])))
-    rows += [(f"{name.replace('_', ' ')} here", value) for name, value in here.items() if value]
+    rows += [
+        (f"{name.replace('_', ' ')} here", value)
+        for name, value in here.items()
+        if value and name not in ("error", "committed_ms")
+    ]
     print_table(["property", "value"], rows)
     columns = ["partition", "next_offset", "log_start", "end", "behind"]
     print_table(columns, [[each[column] for column in columns] for each in found["partitions"]])
+
+
+def _time(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="seconds")
 
 
 def _ask(

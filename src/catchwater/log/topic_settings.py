@@ -10,7 +10,8 @@ except `refused_schema`, which imports the decoders of values.
   (the last value of every key) or both.
 - `declared`: what the values are, so that Parquet can have them as columns.
   `catchwater.history.value.format` is `binary`, `json` or `avro`; `catchwater.history.value.schema`
-  is the text that the Spark source takes as `valueSchema`: DDL for JSON, a schema for Avro. Each is
+  is the text that the Spark source takes as `valueSchema`: DDL for JSON, a schema for Avro. Tables
+  may have it from a schema registry instead (`registry`), for Avro and Protobuf. Each is
   validated by itself, because a topic's settings may be changed one by one; a topic whose schema
   does not fit its format counts as having declared nothing.
 """
@@ -191,32 +192,45 @@ def rules_of(topic: Topic, max_message_bytes: int) -> Rules:
 
 VALUE_FORMAT = "catchwater.history.value.format"
 VALUE_SCHEMA = "catchwater.history.value.schema"
-FORMATS = (ValueFormat.BINARY, ValueFormat.JSON, ValueFormat.AVRO)
-"""Protobuf's descriptors are bytes, which a setting cannot hold."""
+FROM_REGISTRY = "registry"
+"""In place of a schema: values begin with the id of one, the newest gives the columns."""
+FORMATS = (ValueFormat.BINARY, ValueFormat.JSON, ValueFormat.AVRO, ValueFormat.PROTOBUF)
+"""Protobuf's descriptors are bytes, which a setting cannot hold: they come from a registry only."""
+REGISTERED = (ValueFormat.AVRO, ValueFormat.PROTOBUF)
 
 _DECODED_BY = {ValueFormat.JSON: ("pyspark", "pandas"), ValueFormat.AVRO: ("pyspark", "fastavro")}
 
 
 def declared(topic: Topic) -> ValueSettings | None:
-    """How the topic's values are to be decoded; None where it does not say."""
+    """How the topic's values are to be decoded; None where the topic alone does not say."""
     kind = ValueFormat(topic.config.get(VALUE_FORMAT, ValueFormat.BINARY.value))
     text = topic.config.get(VALUE_SCHEMA, "").strip()
-    if not text or kind is not _format_of(text):
+    if not text or text == FROM_REGISTRY or kind is not _format_of(text):
         return None
     return ValueSettings(kind, text)
+
+
+def registered(topic: Topic) -> ValueFormat | None:
+    """The format of values whose schemas a registry has; None where the topic says otherwise."""
+    kind = ValueFormat(topic.config.get(VALUE_FORMAT, ValueFormat.BINARY.value))
+    is_there = topic.config.get(VALUE_SCHEMA, "").strip() == FROM_REGISTRY
+    return kind if is_there and kind in REGISTERED else None
 
 
 def refused_schema(text: str) -> str | None:
     """Why this cannot be a topic's schema, as a sentence; None where it can."""
     if not text.strip():
         return None
-    kind = _format_of(text)
+    is_registered = text.strip() == FROM_REGISTRY
+    kind = ValueFormat.AVRO if is_registered else _format_of(text)
     missing = [name for name in _DECODED_BY[kind] if find_spec(name) is None]
     if missing:
         return (
             f"A schema for {kind.value} needs {' and '.join(missing)} on every broker "
             "(pip install 'catchwater[spark,avro]')."
         )
+    if is_registered:
+        return None
     # Loads Spark's Python package: only brokers whose topics declare something pay for that.
     from catchwater.values.typed import open_decoder
 

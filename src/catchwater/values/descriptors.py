@@ -5,7 +5,7 @@ import importlib
 from collections.abc import Sequence
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor, FileDescriptor
 
 from catchwater.values.registry import Registered
 from catchwater.values.settings import BadSchema, ValueSettings
@@ -52,18 +52,7 @@ def message_at(found: Registered, path: Sequence[int]) -> Descriptor:
 
     Raises `BadSchema` for a file that is none, and `ValueError` for a path that leads nowhere.
     """
-    pool = descriptor_pool.DescriptorPool()
-    try:
-        for name, text in zip((*found.names, _FILE), (*found.needs, found.text), strict=True):
-            _add(pool, name, descriptor_pb2.FileDescriptorProto.FromString(_decoded(text)))
-        file = pool.FindFileByName(_FILE)
-    except (message.DecodeError, ValueError) as error:
-        raise BadSchema(
-            f"The schema registry does not give its Protobuf schema as a serialized file: {error}.",
-            hint="Name a descriptor set and its message: valueSchema and valueMessage.",
-        ) from error
-    except (TypeError, KeyError) as error:
-        raise BadSchema(f"The Protobuf files of the registry do not fit: {error}.") from error
+    file = _file_of(found)
     described: Descriptor | None = None
     for index in path:
         inner = (
@@ -74,6 +63,43 @@ def message_at(found: Registered, path: Sequence[int]) -> Descriptor:
         described = inner[index]
     assert described is not None, "a path has at least one step"
     return described
+
+
+def first_message(found: Registered) -> tuple[str, bytes]:
+    """The full name of the first message of a registry's file, and a descriptor set that has it.
+
+    Raises `BadSchema`.
+    """
+    file = _file_of(found)
+    names = [each.full_name for each in file.message_types_by_name.values()]
+    if not names:
+        raise BadSchema("The Protobuf file of the registry has no message.")
+    files: dict[str, descriptor_pb2.FileDescriptorProto] = {}
+    _collect(file, files)
+    return names[0], descriptor_pb2.FileDescriptorSet(file=files.values()).SerializeToString()
+
+
+def _collect(file: FileDescriptor, files: dict[str, descriptor_pb2.FileDescriptorProto]) -> None:
+    """A file, and before it those that it imports, by their names."""
+    for each in file.dependencies:
+        _collect(each, files)
+    files.setdefault(file.name, descriptor_pb2.FileDescriptorProto.FromString(file.serialized_pb))
+
+
+def _file_of(found: Registered) -> FileDescriptor:
+    """Raises `BadSchema`."""
+    pool = descriptor_pool.DescriptorPool()
+    try:
+        for name, text in zip((*found.names, _FILE), (*found.needs, found.text), strict=True):
+            _add(pool, name, descriptor_pb2.FileDescriptorProto.FromString(_decoded(text)))
+        return pool.FindFileByName(_FILE)
+    except (message.DecodeError, ValueError) as error:
+        raise BadSchema(
+            f"The schema registry does not give its Protobuf schema as a serialized file: {error}.",
+            hint="Name a descriptor set and its message: valueSchema and valueMessage.",
+        ) from error
+    except (TypeError, KeyError) as error:
+        raise BadSchema(f"The Protobuf files of the registry do not fit: {error}.") from error
 
 
 def path_of(described: Descriptor) -> tuple[int, ...]:

@@ -104,6 +104,7 @@ class RegistryClient:
         self.url = registry.url
         self._folder = Path(registry.folder) if registry.folder else None
         self._login = registry.login
+        self._waits = registry.waits
         self._clock = clock
         self._answer_s = ANSWER_S if answer_s is None else answer_s
         self._known: dict[int, Registered] = {}
@@ -278,8 +279,8 @@ class RegistryClient:
             raise self._note(schema_id, why) from problem
 
     def _asked_patiently(self, what: str, ask: Callable[[], T]) -> T:
-        """Ask again for `PATIENCE_S`; then raises `SchemaUnavailable`."""
-        until_s = self._clock.monotonic_s() + PATIENCE_S
+        """Ask again for `PATIENCE_S`, if at all; then raises `SchemaUnavailable`."""
+        until_s = self._clock.monotonic_s() + (PATIENCE_S if self._waits else 0.0)
         while True:
             try:
                 return ask()

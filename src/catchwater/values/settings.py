@@ -54,6 +54,8 @@ class Registry(msgspec.Struct, frozen=True):
     """Where what was read is kept for the next process; None: nowhere."""
     login: str = ""
     """`user:password`."""
+    waits: bool = True
+    """Whether a schema that nobody has is asked for again and again; else once."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"  # the login is a password
@@ -74,6 +76,9 @@ class ValueSettings:
     on_malformed: OnMalformed = OnMalformed.FAIL
     descriptors: bytes = b""
     registry: Registry | None = None
+    path: tuple[int, ...] = ()
+    """Of Protobuf behind a registry: where in its file the message stands. A value that names
+    another is malformed; with an empty one it is not looked at."""
 
 
 BINARY_VALUES = ValueSettings()

@@ -48,14 +48,37 @@ def newest(registry: Registry, topic: str) -> str:
 
     Raises `BadSchema` and `SchemaUnavailable`.
     """
+    return whole(_latest(registry, topic, ValueFormat.AVRO))
+
+
+def newest_values(registry: Registry, topic: str, kind: ValueFormat) -> ValueSettings:
+    """How a topic's values, which begin with the id of their schema, are decoded by the newest;
+    of a Protobuf file its first message. Raises as `newest`.
+    """
+    found = _latest(registry, topic, kind)
+    if kind is ValueFormat.AVRO:
+        return ValueSettings(kind, whole(found), registry=registry)
+    from catchwater.values.descriptors import first_message
+
+    message, files = first_message(found)
+    return ValueSettings(
+        kind, subject_of(topic), message, descriptors=files, registry=registry, path=(0,)
+    )
+
+
+def _latest(registry: Registry, topic: str, kind: ValueFormat) -> Registered:
     subject = subject_of(topic)
     try:
         _, found = RegistryClient(registry).latest(subject)
     except LookupError as error:
-        raise BadSchema(f"{error}.", hint="Name a schema: valueSchema.") from error
-    if found.kind != "AVRO":
-        raise BadSchema(f"The schema of {subject} is {found.kind}, and valueFormat is avro.")
-    return whole(found)
+        raise BadSchema(
+            f"{error}.", hint="Name a schema, or have the topic's producers register theirs."
+        ) from error
+    if found.kind.lower() != kind.value:
+        raise BadSchema(
+            f"The schema of {subject} is {found.kind}, and the values' format is {kind.value}."
+        )
+    return found
 
 
 def whole(found: Registered) -> str:

@@ -38,18 +38,23 @@ def open_decoder(settings: ValueSettings) -> Decoder:
     decoder = _decoder_of(settings)
     if settings.registry is None or settings.format is ValueFormat.AVRO:
         return decoder
-    from catchwater.values.events import behind_path
     from catchwater.values.registry import unframed
 
     # The schema is the one that is given: of the id in front nobody is asked.
-    is_message = settings.format is ValueFormat.PROTOBUF
     decode = decoder.decode
-    return replace(
-        decoder,
-        decode=lambda value: decode(
-            behind_path(unframed(value)) if is_message else unframed(value)
-        ),
-    )
+    if settings.format is ValueFormat.PROTOBUF:
+        return replace(decoder, decode=lambda value: decode(_message(unframed(value), settings)))
+    return replace(decoder, decode=lambda value: decode(unframed(value)))
+
+
+def _message(value: bytes, settings: ValueSettings) -> bytes:
+    """The message behind the path of its type. Raises `ValueError`."""
+    from catchwater.values.events import with_path
+
+    path, message = with_path(value)
+    if settings.path and path != settings.path:
+        raise ValueError(f"it is another message of its file, at {list(path)}")
+    return message
 
 
 def _decoder_of(settings: ValueSettings) -> Decoder:

@@ -333,6 +333,9 @@ class Facts:
         except CatchwaterError as error:
             return TableFact("unknown", False, problem=str(error))
         here = found["here"] or {}
+        if found["why"]:
+            behind = sum(each["behind"] for each in found["partitions"])
+            return TableFact(found["table"], False, behind=behind, problem=found["why"])
         return TableFact(
             found["table"], found["is_there"], found.get("rows"), found.get("files"),
             found.get("bytes"), found.get("committed_ms"),

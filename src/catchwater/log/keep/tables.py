@@ -22,7 +22,13 @@ from catchwater.log.core import Core
 from catchwater.log.keep.leases import TTL_MS, Leases
 from catchwater.log.read.stable import Stability
 from catchwater.log.tables.open import TableRefused
-from catchwater.log.tables.settings import COMMIT_INTERVAL, COMMIT_INTERVAL_MS, has_table
+from catchwater.log.tables.settings import (
+    COMMIT_INTERVAL,
+    COMMIT_INTERVAL_MS,
+    TABLE,
+    has_table,
+    upserts,
+)
 from catchwater.log.tables.writer import TableWriter
 from catchwater.log.topic_settings import COMPACT, cleanup_policies
 from catchwater.objects.base import StoreError
@@ -110,9 +116,22 @@ class TableKeeper:
         self._written_s.pop(topic.id, None)
 
     async def status(self, topic: Topic) -> dict[str, Any]:
-        """What an operator asks of a topic's table. Raises `TableUnavailable`, `BadSchema`."""
-        table, standing = await asyncio.to_thread(self.writer.look, topic)
+        """What an operator asks of a topic's table.
+
+        Where it cannot be asked itself, `why` says so, and offsets are those that its pin knows.
+        """
+        standing, facts, why = None, {}, ""
+        try:
+            table, standing = await asyncio.to_thread(self.writer.look, topic)
+            facts = table.facts() if standing else {}
+        except CatchwaterError as error:
+            if isinstance(error, StoreError | CatalogFailure | SessionFenced):
+                raise
+            why = str(error)
         offsets = standing.offsets if standing else {}
+        if why:
+            held = self._pinned.get(topic.id, {})
+            offsets = {partition: at for (_, partition), at in held.items()}
         partitions = []
         for partition in range(topic.partitions):
             key = (topic.id, partition)
@@ -126,9 +145,10 @@ class TableKeeper:
         counts = self.writer.counts.get(topic.name)
         return {
             "topic": topic.name,
-            "table": table.settings.name,
+            "table": topic.config[TABLE],
             "is_there": standing is not None,
-            **(table.facts() if standing else {}),
+            "why": why,
+            **facts,
             "partitions": partitions,
             "gaps": [list(gap) for gap in standing.gaps] if standing else [],
             "here": asdict(counts) if counts else None,
@@ -137,9 +157,10 @@ class TableKeeper:
     async def native(self, topic: Topic, wanted: Mapping[int, tuple[int, int]]) -> "Native | None":
         """Files that stand for these offsets as far as the table has them; raises as `status`.
 
-        None for a compacted topic: its table has versions that the log has no more.
+        None for a compacted topic, whose table has versions that the log has no more, and for a
+        table that has only the newest of each key.
         """
-        if COMPACT in cleanup_policies(topic):
+        if COMPACT in cleanup_policies(topic) or upserts(topic):
             return None
 
         def look() -> "Native | None":

@@ -13,14 +13,13 @@ everything blocks.
 """
 
 import errno
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from catchwater.clock import Clock
 from catchwater.log.tables.open import TableRefused, TableUnavailable
@@ -53,8 +52,9 @@ COLUMNS = "catchwater.columns"
 UNIFORM = "catchwater.uniform"
 """From where on all rows were written as the values were declared then (`Uniform`)."""
 
-KEPT_SNAPSHOTS = 100
-"""Of ours; every one makes the next commit slower, so twice as many are never exceeded."""
+KEPT_SNAPSHOTS, MOST_SNAPSHOTS = 100, 1000
+"""Of ours: so many stay however old they are; and no more, however young (and as many again before
+any goes), because every one makes the next commit slower."""
 _TRIES = 10
 _NEW_TABLE = {
     "commit.manifest-merge.enabled": "true",
@@ -121,6 +121,8 @@ class Batch(NamedTuple):
     malformed: int
     left_out: bool
     gaps: Sequence[tuple[int, int, int]] = ()
+    newest: pa.Table | None = None
+    """Of a table of newest values: which offset is the last of each key (`upkeep.newest_of`)."""
 
 
 class TopicTable:
@@ -138,12 +140,14 @@ class TopicTable:
         self._topic_id = topic_id
         self._clock = clock
         self._policy = parse_policy(settings.fields)
-        self._shape = Shape(settings.values, policy=self._policy)
+        self._shape = Shape(settings.values, policy=self._policy, upserts=settings.upserts)
         self._unfit: tuple[str, ...] = ()
         self._names: dict[str, str] = {}
         self._table: Table | None = None
         self._spec_id = -1
         """How the files are partitioned that were written last."""
+        self._looked = 0, 0
+        """So many files with rows, and with deletes, were left when they were last looked over."""
 
     @property
     def shape(self) -> Shape:
@@ -210,18 +214,30 @@ class TopicTable:
                 except _conflict():
                     self.conflicts += 1
                     continue
-                self._expire(self._load())
                 return standing_of(self._load())
         raise _contended(self.settings.name)
 
+    def tidy(self, step: Callable[[], None]) -> None:
+        """Make small files one where that is worth it, and let old snapshots of ours go with the
+        files that only they name. `step` is called between pieces of the work.
+
+        Changes no row and not where the table stands. Raises `TableUnavailable`, and what `step`
+        raises; what was not done is done another time.
+        """
+        with _named(self.settings.name):
+            table = self._load()
+            if self._is_worth_a_look(table):
+                self._merge(table, step)
+                table = self._load()
+                self._looked = _counts(table)
+            self._expire(table)
+
     def discard(self, files: Sequence["DataFile"]) -> None:
         """Delete files that were never committed, as far as that can be done."""
+        from catchwater.log.tables import upkeep
+
         assert self._table is not None, "the table is open"
-        for file in files:
-            try:
-                self._table.io.delete(file.file_path)
-            except OSError:
-                continue  # it is nobody's, wherever it lies
+        upkeep.delete(self._table.io, [file.file_path for file in files])
 
     def rewind(self, offsets: Mapping[int, int]) -> Standing:
         """Delete the rows from these offsets on, in one commit that says so.
@@ -254,22 +270,19 @@ class TopicTable:
 
     def _files_from(self, table: "Table", offsets: Mapping[int, int]) -> list["DataFile"]:
         """The files that have rows at these offsets or after them."""
-        tasks = list(table.scan(row_filter=_from(offsets)).plan_files())
-        if any(task.delete_files for task in tasks):
-            raise TableRefused(
-                f"Another engine has deleted rows of {self.settings.name} by delete files.",
-                hint="Have it rewrite the table's data files first.",
-            )
-        return [task.file for task in tasks]
+        return [task.file for task in table.scan(row_filter=_from(offsets)).plan_files()]
 
     def _kept(
         self, table: "Table", gone: Sequence["DataFile"], offsets: Mapping[int, int]
     ) -> tuple[list["DataFile"], int]:
         """The rows of these files before the offsets, as new files; and how many."""
+        from catchwater.log.tables import upkeep
+
         files: list[DataFile] = []
         count = 0
+        deleted = upkeep.gone_by(upkeep.deletes_of(table))
         for file in gone:
-            rows = _read(table, file)
+            rows = pa.concat_tables(upkeep.pieces(table, file, deleted))
             is_back = pa.array([False] * len(rows))
             for partition, at in offsets.items():
                 place = pc.equal(rows.column("partition"), partition)
@@ -395,7 +408,9 @@ class TopicTable:
                 hint="Name another table with catchwater.table.",
             )
         if self._unfit:
-            self._shape = Shape(self.settings.values, self._unfit, self._policy)
+            self._shape = Shape(
+                self.settings.values, self._unfit, self._policy, upserts=self.settings.upserts
+            )
         with table.transaction() as change:
             with change.update_schema() as schema:
                 schema.union_by_name(pa.schema(fitting))
@@ -434,7 +449,7 @@ class TopicTable:
     def _add(self, table: "Table", batch: Batch) -> None:
         now = standing_of(table)
         ends = {partition: stop for partition, (_, stop) in batch.spans.items()}
-        total = now.total + batch.records
+        total = now.total + sum(file.record_count for file in batch.files)
         said = self._summary(now.offsets | ends, batch.token, total) | {
             RECORDS: str(batch.records),
             MALFORMED_RECORDS: str(batch.malformed),
@@ -445,26 +460,120 @@ class TopicTable:
             kept[LEFT_OUT] = "true"
         if batch.gaps:
             kept[GAPS] = msgspec.json.encode([*now.gaps, *batch.gaps]).decode()
-        with table.transaction() as change:
-            with change.update_snapshot(said).merge_append() as append:
-                for file in batch.files:
-                    append.append_data_file(file)
-            change.set_properties(kept)
+        deletes = self._deletes(table, batch)
+        try:
+            with table.transaction() as change:
+                with self._snapshot(change, table, said, deletes) as snapshot:
+                    for file in batch.files:
+                        snapshot.append_data_file(file)
+                change.set_properties(kept)
+        except _conflict():
+            if not _has_commit(self._load(), batch.token):
+                self.discard(deletes)
+            raise
+
+    def _snapshot(
+        self, change: Any, table: "Table", said: dict[str, str], deletes: Sequence["DataFile"]
+    ) -> Any:
+        if not deletes:
+            return change.update_snapshot(said).merge_append()
+        from catchwater.log.tables.upkeep import Change
+
+        snapshot = Change(change, table.io, said)
+        snapshot.add(deletes)
+        return snapshot
+
+    # --- its files ---------------------------------------------------------------------------
+
+    def _deletes(self, table: "Table", batch: Batch) -> list["DataFile"]:
+        """Deletes of the rows that give way to those of the batch, in it and in the table."""
+        from catchwater.log.tables import upkeep
+
+        if batch.newest is None:
+            return []
+        ids = _column_ids(table)
+        columns = upkeep.Columns(*(ids[name] for name in upkeep.Columns._fields))
+        files = [*(task.file for task in table.scan().plan_files()), *batch.files]
+        found = list(upkeep.superseded(table.io, files, batch.newest, columns))
+        if not found:
+            return []
+        gone = upkeep.gone_by(upkeep.deletes_of(table))
+        left = [(file, upkeep.still_there(at, file.file_path, gone)) for file, at in found]
+        return upkeep.write_deletes(table, left, f"catchwater-{self._clock.token()}")
+
+    def _is_worth_a_look(self, table: "Table") -> bool:
+        from catchwater.log.tables.upkeep import MERGE_LEAST
+
+        now = _counts(table)
+        if any(some < before for some, before in zip(now, self._looked, strict=True)):
+            self._looked = 0, 0  # somebody else has been here
+        return any(
+            some - before >= MERGE_LEAST for some, before in zip(now, self._looked, strict=True)
+        )
+
+    def _merge(self, table: "Table", step: Callable[[], None]) -> None:
+        """Make small files one, and many files with deletes, too."""
+        from catchwater.log.tables import upkeep
+
+        now, token = standing_of(table), self._clock.token()
+        tasks = sorted(table.scan().plan_files(), key=lambda task: _first_offset(table, task.file))
+        deletes = upkeep.deletes_of(table)
+        gone = upkeep.gone_by(deletes)
+        groups = upkeep.groups_to_merge(tasks, table.spec().spec_id, gone)
+        old = [task.file for group in groups for task in group]
+        left = [task.file for task in tasks if task.file not in old]
+        renewed = len(deletes) >= upkeep.MERGE_LEAST
+        paths = {file.file_path for file in left}
+        dropped = [file for file, of in deletes if renewed or paths.isdisjoint(of)]
+        if not old and not dropped:
+            return
+        new: list[DataFile] = []
+        with ExitStack() as undo:
+            undo.callback(lambda: self.discard(new))
+            for index, group in enumerate(groups):
+                name = f"catchwater-{token}-{index:05d}-merged.parquet"
+                file = upkeep.merged(
+                    table, group, gone, name, lambda rows: _with_ids(table, rows, {}), step
+                )
+                new += [file] if file else []
+            if renewed:
+                held = [(file, gone[file.file_path]) for file in left if file.file_path in gone]
+                new += upkeep.write_deletes(table, held, f"catchwater-{token}")
+            undo.pop_all()
+        said = self._summary(now.offsets, token, now.total)
+        try:
+            with table.transaction() as change:
+                snapshot = upkeep.Change(change, table.io, said, merges=True)
+                snapshot.add(new)
+                snapshot.drop([*old, *dropped])
+                snapshot.commit()
+        except _conflict():
+            self.conflicts += 1
+            if not _has_commit(self._load(), token):
+                self.discard(new)
 
     def _expire(self, table: "Table") -> None:
         """Expire our oldest snapshots, from time to time; those that a name keeps stay."""
-        if len(table.snapshots()) < 2 * KEPT_SNAPSHOTS:
+        from catchwater.log.tables import upkeep
+
+        ours = [s for s in table.snapshots() if s.summary and s.summary[OFFSETS]]
+        if len(ours) < 2 * KEPT_SNAPSHOTS:
             return
         named = {ref.snapshot_id for ref in table.refs().values()}
-        ours = [s for s in table.snapshots() if s.summary and s.summary[OFFSETS]]
-        old = [s for s in ours[:-KEPT_SNAPSHOTS] if s.snapshot_id not in named]
+        before_ms = table.metadata.last_updated_ms - self.settings.snapshots_ms
+        old = [
+            s for index, s in enumerate(ours[:-KEPT_SNAPSHOTS])
+            if s.snapshot_id not in named
+            and (s.timestamp_ms < before_ms or index < len(ours) - MOST_SNAPSHOTS)
+        ]  # fmt: skip
+        if len(old) < KEPT_SNAPSHOTS:
+            return
         try:
             ids = [snapshot.snapshot_id for snapshot in old]
             table.maintenance.expire_snapshots().by_ids(ids).commit()
         except _conflict():
             return  # the next commit does it
-        for snapshot in old:
-            table.io.delete(snapshot.manifest_list)
+        upkeep.delete(table.io, upkeep.unnamed(self._load(), old))
 
     def _uniform(self, now: Standing, batch: Batch) -> Uniform:
         values = identity(self.settings.values) if self.settings.values else ""
@@ -505,16 +614,6 @@ def _with_ids(table: "Table", rows: pa.Table, names: Mapping[str, str]) -> pa.Ta
     return pa.Table.from_arrays(columns, schema=target)
 
 
-def _read(table: "Table", file: "DataFile") -> pa.Table:
-    """The rows of a file, in columns as the table calls them now."""
-    now = {field.field_id: field.name for field in table.schema().fields}
-    with table.io.new_input(file.file_path).open() as stream:
-        rows = pq.read_table(stream)
-    ids = [int((field.metadata or {})[b"PARQUET:field_id"]) for field in rows.schema]
-    known = [index for index, id in enumerate(ids) if id in now]
-    return rows.select(known).rename_columns([now[ids[index]] for index in known])
-
-
 def _parts(table: "Table", rows: pa.Table) -> Iterator[tuple[Any, pa.Table]]:
     """The rows by the partition of the table that they lie in, and its key."""
     from pyiceberg.io.pyarrow import _determine_partitions
@@ -529,10 +628,11 @@ def _parts(table: "Table", rows: pa.Table) -> Iterator[tuple[Any, pa.Table]]:
 def _written(table: "Table", rows: pa.Table, key: Any, name: str) -> "DataFile":
     """A file with these rows, as a commit takes it."""
     from pyiceberg.io.pyarrow import ParquetFormatModel
-    from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
     from pyiceberg.schema import sanitize_column_names
     from pyiceberg.table.locations import load_location_provider
     from pyiceberg.typedef import Record
+
+    from catchwater.log.tables.upkeep import described
 
     place = load_location_provider(table.location(), table.properties)
     output = table.io.new_output(place.new_data_location(name, key))
@@ -540,18 +640,9 @@ def _written(table: "Table", rows: pa.Table, key: Any, name: str) -> "DataFile":
     writer = ParquetFormatModel().create_writer(output, schema, table.properties)
     with writer:
         writer.write(rows)
-    return DataFile.from_args(
-        content=DataFileContent.DATA,
-        file_path=output.location,
-        file_format=FileFormat.PARQUET,
-        partition=key.partition if key else Record(),
-        file_size_in_bytes=len(output),
-        sort_order_id=None,
-        spec_id=table.spec().spec_id,
-        equality_ids=None,
-        key_metadata=None,
-        **writer.result().to_serialized_dict(),
-    )
+    spec_id = table.spec().spec_id
+    partition = key.partition if key else Record()
+    return described(output.location, partition, len(output), spec_id, writer.result())
 
 
 # --- what a table says ---------------------------------------------------------------------------
@@ -613,6 +704,15 @@ def _lies_in(table: "Table", file: "DataFile", spans: Mapping[int, tuple[int, in
     )
 
 
+def _first_offset(table: "Table", file: "DataFile") -> int:
+    """The first offset in a file of whichever partition, as far as its statistics say."""
+    from pyiceberg.conversions import from_bytes
+    from pyiceberg.types import LongType
+
+    lowest = (file.lower_bounds or {}).get(_column_ids(table).get("offset", -1))
+    return 0 if lowest is None else int(from_bytes(LongType(), lowest))
+
+
 def _bounds(table: "Table", file: "DataFile", name: str) -> tuple[int, int] | None:
     from pyiceberg.conversions import from_bytes
     from pyiceberg.types import PrimitiveType
@@ -642,6 +742,15 @@ def _keeps_names(table: "Table", names: Sequence[str]) -> bool:
         for schema in table.schemas().values()
         for field in schema.fields
     )
+
+
+def _counts(table: "Table") -> tuple[int, int]:
+    """How many files there are with rows, and with deletes."""
+    snapshot = table.current_snapshot()
+    summary = snapshot.summary if snapshot else None
+    names = ("total-data-files", "total-delete-files")
+    data, deletes = (int((summary and summary[name]) or 0) for name in names)
+    return data, deletes
 
 
 def _offsets(text: str) -> dict[int, int]:

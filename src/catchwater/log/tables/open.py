@@ -28,6 +28,10 @@ class TableRefused(CatchwaterError):
     """The table cannot take the topic's records as it is; the log keeps them."""
 
 
+class ValueRefused(CatchwaterError):
+    """A value that is not as its topic declares, where the table is to wait for it."""
+
+
 def properties_of(config: BrokerConfig) -> dict[str, str] | None:
     """The catalog's properties, as pyiceberg takes them; None: tables may not lie anywhere.
 

@@ -28,6 +28,9 @@ _TYPED_ROWS = 2_000
 _LAST_MS = (2**63 - 1) // 1000
 """A later timestamp does not fit into microseconds; it is null in a table."""
 
+TOMBSTONE = "_tombstone"
+"""Of a table of newest values, beside the table's own columns: whether the row's key is gone."""
+
 RAW = pa.schema(
     [
         pa.field("partition", pa.int32(), nullable=False),
@@ -50,13 +53,16 @@ class Shape:
         values: ValueSettings | None,
         unfit: Collection[str] = (),
         policy: FieldPolicy | None = None,
+        *,
+        upserts: bool = False,
     ) -> None:
         """Raises `BadSchema` where a field is named like one of our own columns, and
         `SecretMissing` where fields are to be hashed without a secret.
 
         The table cannot take the fields `unfit`: a row that has one is like a malformed one, but
-        for its other fields.
+        for its other fields. With `upserts` rows have `TOMBSTONE`, too.
         """
+        self._upserts = upserts
         self._values = values and replace(values, on_malformed=OnMalformed.NULL)
         self._unfit = frozenset(unfit)
         self._policy = policy
@@ -97,11 +103,17 @@ class Shape:
             raw = _raw(found, partition)
             if self._values is None and self._policy is None:
                 step()
-                yield raw
+                yield self._with_tombstones(raw, raw)
                 continue
             for at in range(0, raw.num_rows, _TYPED_ROWS):
-                yield self._as_declared(raw.slice(at, _TYPED_ROWS))
+                part = raw.slice(at, _TYPED_ROWS)
+                yield self._with_tombstones(self._as_declared(part), part)
                 step()
+
+    def _with_tombstones(self, rows: pa.RecordBatch, raw: pa.RecordBatch) -> pa.RecordBatch:
+        if not self._upserts:
+            return rows
+        return rows.append_column(TOMBSTONE, raw.column("value").is_null())
 
     def _as_declared(self, raw: pa.RecordBatch) -> pa.RecordBatch:
         if self._policy is not None:
@@ -142,6 +154,13 @@ def malformed_in(rows: pa.RecordBatch | pa.Table) -> int:
     if MALFORMED not in rows.schema.names:
         return 0
     return int(rows.num_rows - rows.column(MALFORMED).null_count)
+
+
+def first_malformed(rows: pa.RecordBatch) -> int | None:
+    """The first of the rows whose value is not as declared; None: all are."""
+    if not malformed_in(rows):
+        return None
+    return int(pc.index(rows.column(MALFORMED).is_valid(), True).as_py())
 
 
 def _raw(found: pa.RecordBatch, partition: int) -> pa.RecordBatch:

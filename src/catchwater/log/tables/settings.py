@@ -11,14 +11,20 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from catchwater.catalog.rows import Topic
-from catchwater.log.topic_settings import declared
+from catchwater.log.topic_settings import declared, registered
 from catchwater.values.policy import FIELDS
-from catchwater.values.settings import ValueSettings
+from catchwater.values.settings import ValueFormat, ValueSettings
 
 TABLE = "catchwater.table"
 PARTITION_BY = "catchwater.table.partition.by"
 COMMIT_INTERVAL = "catchwater.table.commit.interval.ms"
 COMMIT_INTERVAL_MS = 60_000
+UPSERT = "catchwater.table.upsert"
+ON_MALFORMED = "catchwater.table.on.malformed"
+AS_COLUMN, STOP = "column", "stop"
+"""What becomes of a value that is not as declared: its bytes in a column, or the table waits."""
+SNAPSHOTS_KEPT = "catchwater.table.snapshot.retention.ms"
+SNAPSHOTS_KEPT_MS = 3_600_000
 
 TABLE_NAME = re.compile(r"(|[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)+)")
 _TERM = (
@@ -56,6 +62,14 @@ class TableSettings:
     interval_ms: int = COMMIT_INTERVAL_MS
     fields: str = ""
     """What becomes of the values' fields (`values.policy`)."""
+    upserts: bool = False
+    """Whether a row gives way to a later one of its key, and a tombstone takes it away."""
+    stops: bool = False
+    """Whether the table waits at a value that is not as declared."""
+    snapshots_ms: int = SNAPSHOTS_KEPT_MS
+    """How long our snapshots stay."""
+    registered: ValueFormat | None = None
+    """The format of values whose schema a registry has: `values` are what it says."""
 
 
 @dataclass
@@ -88,7 +102,16 @@ def settings_of(topic: Topic) -> TableSettings:
         terms(config.get(PARTITION_BY, "")),
         int(config.get(COMMIT_INTERVAL, COMMIT_INTERVAL_MS)),
         config.get(FIELDS, ""),
+        upserts(topic),
+        config.get(ON_MALFORMED, AS_COLUMN) == STOP,
+        int(config.get(SNAPSHOTS_KEPT, SNAPSHOTS_KEPT_MS)),
+        registered(topic),
     )
+
+
+def upserts(topic: Topic) -> bool:
+    """Whether the topic's table has only the newest row of each key."""
+    return topic.config.get(UPSERT) == "true"
 
 
 def terms(text: str) -> tuple[Term, ...]:

@@ -15,8 +15,8 @@ thread at a time, and rests as long as it works.
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field
+from contextlib import closing, suppress
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -27,9 +27,17 @@ from catchwater.log.core import Core
 from catchwater.log.format.batches import DamagedObject
 from catchwater.log.keep.parquet import GoOn, Stopped, resting
 from catchwater.log.storage import SEGMENTS, UNREADABLE
-from catchwater.log.tables.open import TableRefused, open_catalog
-from catchwater.log.tables.settings import Counts, TableSettings, has_table, settings_of
+from catchwater.log.tables.open import TableRefused, ValueRefused, open_catalog
+from catchwater.log.tables.settings import (
+    AS_COLUMN,
+    ON_MALFORMED,
+    Counts,
+    TableSettings,
+    has_table,
+    settings_of,
+)
 from catchwater.objects.base import Buffer
+from catchwater.values.settings import Registry, ValueSettings
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -60,6 +68,8 @@ class _Pending:
     """By partition: the first offset that was gathered, if one was."""
     files: list["DataFile"] = field(default_factory=list)
     rows: list["pa.RecordBatch"] = field(default_factory=list)
+    newest: list["pa.Table"] = field(default_factory=list)
+    """Of a table of newest values, for each file: the last offset of its keys."""
     rows_bytes: int = 0
     records: int = 0
     malformed: int = 0
@@ -73,7 +83,21 @@ class _Pending:
         if self.rows:
             rows = pa.Table.from_batches(self.rows)
             self.rows, self.rows_bytes = [], 0
-            self.files += self.table.write(rows)
+            if self.table.settings.upserts:
+                from catchwater.log.tables.upkeep import newest_rows
+
+                newest, rows = newest_rows(rows)
+                self.newest.append(newest)
+            if len(rows):
+                self.files += self.table.write(rows)
+
+    def newest_of_all(self) -> "pa.Table | None":
+        """The last offset of each key; None where that is not asked for."""
+        if not self.newest:
+            return None
+        from catchwater.log.tables.upkeep import joined
+
+        return joined(self.newest)
 
 
 class TableWriter:
@@ -84,7 +108,10 @@ class TableWriter:
         self._properties = dict(config.tables)
         self._pending: dict[bytes, _Pending] = {}
         self._tables: dict[bytes, tuple[TableSettings, TopicTable]] = {}
-        self._damaged: dict[bytes, str] = {}
+        self._stopped: dict[bytes, str] = {}
+        self._registry = Registry(config.schema_registry, None, config.schema_registry_login, False)
+        self._newest: dict[bytes, ValueSettings] = {}
+        """By topic: its values by the newest schema that a registry has given."""
         self.counts: dict[str, Counts] = {}
         """By topic."""
 
@@ -115,7 +142,7 @@ class TableWriter:
             counts.error = str(error)
             self._pending.pop(topic.id, None)
             raise
-        counts.error = self._damaged.pop(topic.id, "")
+        counts.error = self._stopped.pop(topic.id, "")
         return is_done
 
     def forget(self, topic_id: bytes) -> None:
@@ -131,7 +158,7 @@ class TableWriter:
         """The topic's table. Raises `TableUnavailable` and `BadSchema`."""
         from catchwater.log.tables.iceberg import TopicTable
 
-        settings = settings_of(topic)
+        settings = self._with_schema(topic, settings_of(topic), asks_again=True)
         known = self._tables.get(topic.id)
         if known is None or known[0] != settings:
             self.forget(topic.id)
@@ -148,9 +175,34 @@ class TableWriter:
         """
         from catchwater.log.tables.iceberg import TopicTable
 
-        settings, clock = settings_of(topic), self._core.clock
+        settings = self._with_schema(topic, settings_of(topic), asks_again=False)
+        clock = self._core.clock
         table = TopicTable(self._catalog, topic.name, topic.id.hex(), settings, clock)
         return table, table.standing()
+
+    def _with_schema(
+        self, topic: Topic, settings: TableSettings, *, asks_again: bool
+    ) -> TableSettings:
+        """With the newest schema of a topic whose schemas a registry has.
+
+        One that does not answer lets go on by what it has answered before; raises
+        `SchemaUnavailable` where that is nothing.
+        """
+        if settings.registered is None:
+            return settings
+        from catchwater.values.registry import SchemaUnavailable
+        from catchwater.values.subjects import newest_values
+
+        known = self._newest.get(topic.id)
+        if known is None or asks_again:
+            try:
+                known = newest_values(self._registry, topic.name, settings.registered)
+            except SchemaUnavailable as error:
+                if known is None:
+                    raise
+                _LOG.warning("The table of %s goes on by the last schema: %s", topic.name, error)
+            self._newest[topic.id] = known
+        return replace(settings, values=known)
 
     def _advance(
         self, topic: Topic, stable: Mapping[int, int], go_on: GoOn, counts: Counts
@@ -163,7 +215,9 @@ class TableWriter:
                 is_done &= self._gather(topic, partition, end, pending, until_s, go_on)
         except Stopped:
             is_done = False  # what was gathered is whole, and is committed
-        self._commit(topic, pending, counts)
+        if self._commit(topic, pending, counts):
+            with suppress(Stopped):  # what was not tidied is another time
+                pending.table.tidy(resting(self._core.clock, go_on))
         return is_done
 
     def _begin(self, topic: Topic) -> _Pending:
@@ -230,7 +284,7 @@ class TableWriter:
     def _read(
         self, topic: Topic, run: RunRow, at: int, end: int, pending: _Pending, go_on: GoOn
     ) -> bool:
-        """Gather one run's records from `at` up to `end`; False if they are damaged or lost."""
+        """Gather one run's records from `at` up to `end`; False if its partition stops there."""
         try:
             data = self._core.storage.read(run.object, run.byte_offset, run.byte_size)
             base = None if run.object.startswith(SEGMENTS) else run.base_offset
@@ -238,23 +292,24 @@ class TableWriter:
             step = resting(self._core.clock, go_on)
             self._add(topic.id, run.partition, data, at, stop, pending, base, step)
         except (DamagedObject, *UNREADABLE) as error:
-            self._say_damaged(topic, run, error)
+            self._say_stopped(topic, _damaged(topic, run, error))
+            return False
+        except ValueRefused as error:
+            self._say_stopped(topic, str(error))
             return False
         except CatchwaterError as error:
             from catchwater.wire.arrow import RecordsDamaged
 
             if not isinstance(error, RecordsDamaged):
                 raise
-            self._say_damaged(topic, run, error)
+            self._say_stopped(topic, _damaged(topic, run, error))
             return False
         return True
 
-    def _say_damaged(self, topic: Topic, run: RunRow, error: Exception) -> None:
+    def _say_stopped(self, topic: Topic, text: str) -> None:
+        """Note why one partition of a table does not go on."""
         counts = self.counts[topic.name]
-        self._damaged[topic.id] = text = (
-            f"Offsets {run.base_offset} to {run.last_offset} of partition {run.partition} of "
-            f"{topic.name} cannot be read, and its table waits there: {error}"
-        )
+        self._stopped[topic.id] = text
         if counts.error != text:
             _LOG.error("%s", text)
         counts.failures += 1
@@ -271,7 +326,7 @@ class TableWriter:
         step: Callable[[], None],
     ) -> int:
         """Gather the records in [at, stop); how many. What was gathered until an error stays."""
-        from catchwater.log.tables.rows import malformed_in
+        from catchwater.log.tables.rows import first_malformed, malformed_in
         from catchwater.wire.arrow import AbortedTransaction
 
         aborted = [
@@ -284,18 +339,24 @@ class TableWriter:
         for rows in pending.table.shape.rows(
             partition, data, at, stop, base_offset=base_offset, aborted=aborted, step=step
         ):
-            pending.offsets[partition] = rows.column("offset")[-1].as_py() + 1
+            at_bad = first_malformed(rows) if pending.table.settings.stops else None
+            if at_bad is not None:
+                bad, rows = rows.slice(at_bad, 1), rows.slice(0, at_bad)
+            if rows.num_rows:
+                pending.offsets[partition] = rows.column("offset")[-1].as_py() + 1
             pending.rows.append(rows)
             pending.rows_bytes += rows.nbytes
             pending.records += rows.num_rows
             pending.malformed += malformed_in(rows)
             if pending.rows_bytes >= FILE_BYTES:
                 pending.flush()
+            if at_bad is not None:
+                raise _refused(pending.table.settings.name, partition, bad)
         pending.offsets[partition] = stop
         return pending.records - before
 
-    def _commit(self, topic: Topic, pending: _Pending, counts: Counts) -> None:
-        """Commit what was gathered, and move the pin on."""
+    def _commit(self, topic: Topic, pending: _Pending, counts: Counts) -> bool:
+        """Commit what was gathered; whether there was something, and no other broker before."""
         from catchwater.log.tables.iceberg import Batch, TableMoved
 
         pending.flush()
@@ -308,7 +369,7 @@ class TableWriter:
         if spans:
             batch = Batch(
                 tuple(pending.files), spans, self._core.clock.token(), pending.records,
-                pending.malformed, pending.left_out, tuple(pending.gaps),
+                pending.malformed, pending.left_out, tuple(pending.gaps), pending.newest_of_all(),
             )  # fmt: skip
             before = pending.table.conflicts
             try:
@@ -317,7 +378,7 @@ class TableWriter:
                 # Another broker has been here; the next turn begins where the table stands.
                 counts.conflicts += 1
                 self.forget(topic.id)
-                return
+                return False
             finally:
                 counts.conflicts += pending.table.conflicts - before
             counts.commits += 1
@@ -325,6 +386,7 @@ class TableWriter:
             counts.malformed += pending.malformed
             counts.committed_ms = self._core.clock.now_ms()
             self._pending[topic.id] = _begun(pending.table, standing)
+        return bool(spans)
 
     def positions(self, topic: Topic) -> dict[int, int]:
         """Up to where the topic's table is known to be, for its pin; by partition."""
@@ -343,8 +405,8 @@ class TableWriter:
         """
         topic_id, partition = runs[0][:2]
         pending = self._pending.get(topic_id)
-        if pending is None:
-            return
+        if pending is None or pending.table.settings.registered:
+            return  # by a schema that is newer than the last turn there may be another column
         key = (topic_id, partition)
         at = pending.offsets.get(partition)
         stop = min(runs[-1].last_offset + 1, self._stable(key))
@@ -371,3 +433,19 @@ class TableWriter:
 
 def _begun(table: "TopicTable", standing: "Standing") -> _Pending:
     return _Pending(table, dict(standing.offsets), dict(standing.offsets))
+
+
+def _damaged(topic: Topic, run: RunRow, error: Exception) -> str:
+    return (
+        f"Offsets {run.base_offset} to {run.last_offset} of partition {run.partition} of "
+        f"{topic.name} cannot be read, and its table waits there: {error}"
+    )
+
+
+def _refused(table: str, partition: int, row: "pa.RecordBatch") -> ValueRefused:
+    return ValueRefused(
+        f"The value at offset {row.column('offset')[0]} of partition {partition} is not as "
+        f"declared, and the table {table} waits there.",
+        hint=f"Declare a schema that it fits, or set {ON_MALFORMED}={AS_COLUMN}: its bytes become "
+        "a column then.",
+    )

@@ -1,21 +1,30 @@
 """A topic's table: the topic's rows, each once, whatever ends in between or comes first."""
 
+import base64
 import json
+import random
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import fastavro
 import pyarrow as pa
 import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, timestamp_pb2
+from hypothesis import given
+from hypothesis import strategies as st
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.types import LongType
+from tests.schema_registry import FakeRegistry, schema_registry
 
 from catchwater.broker_config import LogConfig
 from catchwater.catalog.rows import Topic
+from catchwater.config import CatchwaterError
 from catchwater.log.keep.pack import Packer
-from catchwater.log.tables import iceberg
+from catchwater.log.tables import iceberg, upkeep
 from catchwater.log.tables import writer as writing
 from catchwater.log.tables.iceberg import TopicTable, standing_of
 from catchwater.log.tables.open import TableRefused, TableUnavailable
@@ -51,6 +60,7 @@ class World:
             "warehouse": (root / "tables").as_uri(),
         }
         self.writers: list[TableWriter] = []
+        self.registry = "", ""
 
     def topic(self, partitions: int = 1, **config: str) -> Topic:
         self.log.create_topic("t", partitions, catchwater_table="lake.t", **config)
@@ -67,7 +77,11 @@ class World:
 
     def broker(self) -> TableWriter:
         """One that has just started."""
-        writer = TableWriter(self.log.core(), LogConfig(tables=tuple(self.properties.items())))
+        url, login = self.registry
+        config = LogConfig(
+            tables=tuple(self.properties.items()), schema_registry=url, schema_registry_login=login
+        )
+        writer = TableWriter(self.log.core(), config)
         self.writers.append(writer)
         return writer
 
@@ -108,6 +122,9 @@ class World:
 
     def expected(self) -> list[tuple[int, int]]:
         return sorted((key[1], at) for key, end in self.log.ends.items() for at in range(end))
+
+    def log_ends(self, topic: Topic) -> dict[int, int]:
+        return {p: self.log.ends[topic.id, p] for p in range(topic.partitions)}
 
     def close(self) -> None:
         for writer in self.writers:
@@ -420,7 +437,7 @@ def test_damaged_records_stop_their_partition_alone(world: World) -> None:
 
 def test_old_snapshots_of_ours_are_expired(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(iceberg, "KEPT_SNAPSHOTS", 2)
-    topic = world.topic()
+    topic = world.topic(catchwater_table_snapshot_retention_ms="0")
     broker = world.broker()
     for _ in range(7):
         world.append(topic)
@@ -603,3 +620,433 @@ def test_how_a_table_is_named_and_partitioned() -> None:
     assert "with its namespace" in (refused_table("payments", {}) or "")
     assert "encrypts its objects" in (refused_table("lake.payments", None) or "")
     assert TABLE in (refused_table("a b", {}) or "") and PARTITION_BY.startswith(TABLE)
+
+
+# --- what becomes of its files -------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(1, 2 * upkeep.MERGED_BYTES), max_size=60))
+def test_only_small_files_of_like_sizes_are_made_one(sizes: list[int]) -> None:
+    taken = upkeep.to_merge(sizes)
+    assert len(set(taken)) == len(taken) and (not taken or len(taken) >= upkeep.MERGE_LEAST)
+    assert sum(sizes[index] for index in taken) <= upkeep.MERGED_BYTES
+    left = {*range(len(sizes))} - {*taken}
+    assert all(sizes[some] <= sizes[more] for some in taken for more in left)
+
+
+def test_a_byte_is_rewritten_a_few_times_however_many_files_come() -> None:
+    sizes: list[int] = []
+    rewritten = 0
+    for _ in range(3_000):
+        sizes.append(10_000)
+        if taken := upkeep.to_merge(sizes):
+            total = sum(sizes[index] for index in taken)
+            rewritten += total
+            sizes = [size for index, size in enumerate(sizes) if index not in taken] + [total]
+    assert sum(sizes) == 3_000 * 10_000 and len(sizes) < 30
+    assert rewritten < 10 * sum(sizes)
+
+
+def data_files(world: World) -> set[str]:
+    return {path.as_uri() for path in (world.root / "tables").rglob("*.parquet")}
+
+
+def live_files(world: World) -> set[str]:
+    return {task.file.file_path for task in world.table().scan().plan_files()}
+
+
+@pytest.mark.parametrize("settings", [{}, {"catchwater_table_partition_by": "partition"}])
+def test_small_files_are_made_one_and_no_row_changes(
+    world: World, settings: dict[str, str]
+) -> None:
+    topic = world.topic(2, **settings)
+    broker = world.broker()
+    for step in range(24):
+        world.append(topic, step % 2)
+        world.advance(broker, topic)
+        assert world.places() == world.expected()
+    assert len(live_files(world)) < 2 * upkeep.MERGE_LEAST + 4
+    assert {row["value"] for row in world.rows("value")} == {b"value", None, b"", b"v" * 5000}
+    headers = {json.dumps(row["headers"], default=list) for row in world.rows("headers")}
+    assert len(headers) == 3, "none, two, and one of a name beyond ASCII"
+    operations = {each.summary.operation.value for each in world.table().snapshots()}
+    assert operations == {"append", "replace"}
+    assert world.rows("value") and standing_of(world.table()).offsets == world.log_ends(topic)
+
+
+def test_files_are_merged_in_the_columns_that_the_table_has_now(world: World) -> None:
+    topic = world.topic(**TYPED)
+    broker = world.broker()
+    for n in range(upkeep.MERGE_LEAST - 1):
+        world.append_json(topic, {"card": f"c{n}", "amount": n})
+        world.advance(broker, topic)
+    with (
+        closing(world.catalog()) as catalog,
+        catalog.load_table("lake.t").update_schema() as update,
+    ):
+        update.rename_column("card", "card_number")
+    topic = world.alter(topic, catchwater_history_value_schema=f"{DDL}, note string")
+    world.append_json(topic, {"card": "last", "amount": 0, "note": "new"})
+    world.advance(broker, topic)
+    assert len(live_files(world)) == 1
+    cards = [*(f"c{n}" for n in range(upkeep.MERGE_LEAST - 1)), "last"]
+    assert [row["card_number"] for row in world.rows()] == cards
+    assert [row["note"] for row in world.rows()] == [*[None] * (upkeep.MERGE_LEAST - 1), "new"]
+
+
+def test_rows_that_somebody_deleted_stay_deleted_and_are_known_to_be(world: World) -> None:
+    topic = world.topic()
+    broker = world.broker()
+    for step in range(upkeep.MERGE_LEAST):
+        world.append(topic)
+        world.advance(broker, topic)
+        if step == 1:
+            with closing(world.catalog()) as catalog:
+                catalog.load_table("lake.t").delete("offset = 1")
+    assert len(live_files(world)) == 1
+    assert world.places() == [each for each in world.expected() if each != (0, 1)]
+    broker.table(topic).open()
+    assert broker.table(topic).native({0: (0, 4)}) is None, "it is not the topic any more"
+
+
+@pytest.mark.parametrize("crash", ["before", "after"])
+def test_a_process_that_ends_while_files_are_made_one_changes_nothing(
+    world: World, crash: str
+) -> None:
+    topic = world.topic()
+    broker = world.broker()
+    for _ in range(upkeep.MERGE_LEAST - 1):
+        world.append(topic)
+        world.advance(broker, topic)
+    world.append(topic)
+    stop = crash_before if crash == "before" else crash_after
+    with stop(upkeep.Change, "commit"), pytest.raises(Crash):
+        world.advance(broker, topic)
+    assert world.places() == world.expected()
+    world.append(topic)
+    world.advance(world.broker(), topic)
+    assert world.places() == world.expected()
+
+
+def test_of_a_merge_and_a_commit_of_somebody_else_the_commit_is_let_through(world: World) -> None:
+    topic = world.topic()
+    broker = world.broker()
+    for _ in range(upkeep.MERGE_LEAST - 1):
+        world.append(topic)
+        world.advance(broker, topic)
+    world.append(topic)
+    real = upkeep.Change.commit
+
+    def late(self: upkeep.Change) -> None:
+        with closing(world.catalog()) as catalog:
+            catalog.load_table("lake.t").delete("offset = 1")
+        real(self)
+
+    with mock.patch.object(upkeep.Change, "commit", late):
+        world.advance(broker, topic)
+    assert world.places() == [each for each in world.expected() if each != (0, 1)]
+    assert not [each for each in data_files(world) if each.endswith("merged.parquet")]
+
+
+def test_files_that_no_snapshot_names_go_with_the_last_that_did(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(iceberg, "KEPT_SNAPSHOTS", 2)
+    topic = world.topic(catchwater_table_snapshot_retention_ms="0")
+    broker = world.broker()
+    for _ in range(3 * upkeep.MERGE_LEAST):
+        world.append(topic)
+        world.advance(broker, topic)
+    assert world.places() == world.expected()
+    table = world.table()
+    named = {
+        entry.data_file.file_path
+        for snapshot in table.snapshots()
+        for manifest in snapshot.manifests(table.io)
+        for entry in manifest.fetch_manifest_entry(table.io)
+    }
+    assert data_files(world) == named
+    lists = {path.as_uri() for path in (world.root / "tables").rglob("snap-*.avro")}
+    assert lists == {snapshot.manifest_list for snapshot in table.snapshots()}
+
+
+def test_a_snapshot_that_has_a_name_stays_readable(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(iceberg, "KEPT_SNAPSHOTS", 2)
+    topic = world.topic(catchwater_table_snapshot_retention_ms="0")
+    broker = world.broker()
+    world.append(topic)
+    world.advance(broker, topic)
+    with closing(world.catalog()) as catalog:
+        table = catalog.load_table("lake.t")
+        first = table.current_snapshot().snapshot_id
+        table.manage_snapshots().create_tag(first, "first").commit()
+    for _ in range(2 * upkeep.MERGE_LEAST):
+        world.append(topic)
+        world.advance(broker, topic)
+    assert len(world.table().scan(snapshot_id=first).to_arrow()) == 4
+
+
+def test_young_snapshots_stay_as_long_as_the_topic_says(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(iceberg, "KEPT_SNAPSHOTS", 2)
+    topic = world.topic()
+    broker = world.broker()
+    for _ in range(7):
+        world.append(topic)
+        world.advance(broker, topic)
+    assert len(world.table().snapshots()) == 7
+    monkeypatch.setattr(iceberg, "MOST_SNAPSHOTS", 3)
+    world.append(topic)
+    world.advance(broker, topic)
+    assert len(world.table().snapshots()) == 3, "and no longer than makes commits slow"
+
+
+# --- newest values -------------------------------------------------------------------------------
+
+NEWEST = {"cleanup_policy": "compact", "catchwater_table_upsert": "true"}
+
+
+def keyed(key: int, value: bytes | None) -> Any:
+    return (b"k%d" % key, value, 1_700_000_000_000, [])
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"catchwater_table_partition_by": "bucket(2,key)"}, {"packs": "true"}]
+)
+def test_a_table_of_newest_values_is_what_a_dict_is(
+    world: World, settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "FILE_BYTES", 3_000)  # several files a commit
+    topic = world.topic(2, **NEWEST, **settings)
+    broker = world.broker()
+    chance = random.Random(7)
+    model: dict[tuple[int, bytes], bytes] = {}
+    for step in range(14):
+        for _ in range(chance.randrange(1, 3)):
+            partition = chance.randrange(2)
+            records = [
+                keyed(chance.randrange(30), chance.choice([None, b"%d" % step, b"x" * 200]))
+                for _ in range(chance.randrange(1, 25))
+            ]
+            world.append(topic, partition, records)
+            for key, value, _, _ in records:
+                model.pop((partition, key), None)
+                model |= {} if value is None else {(partition, key): value}
+            if "packs" in settings:
+                world.pack(broker)
+        if chance.random() < 0.2:
+            broker = world.broker()
+        world.advance(broker, topic)
+        found = world.rows("partition", "key", "value")
+        assert len(found) == len(model), step
+        assert {(row["partition"], row["key"]): row["value"] for row in found} == model
+    table = world.table()
+    assert int(table.current_snapshot().summary["total-delete-files"]) < 2 * upkeep.MERGE_LEAST + 4
+    live = [task.file.record_count for task in table.scan().plan_files()]
+    assert sum(live) < 4 * len(model), "rows that gave way are left out when files are made anew"
+
+
+def test_a_tombstone_takes_the_row_away_also_of_declared_values(world: World) -> None:
+    topic = world.topic(**TYPED, **NEWEST)
+    broker = world.broker()
+    row = json.dumps({"card": "a", "amount": 1}).encode()
+    world.append(topic, records=[keyed(1, row), keyed(2, row), keyed(3, b"{}"), keyed(4, b"no")])
+    world.advance(broker, topic)
+    world.append(topic, records=[keyed(1, None)])
+    world.advance(broker, topic)
+    found = world.rows("key", "card", "_malformed")
+    assert [tuple(each.values()) for each in found] == [
+        (b"k2", "a", None), (b"k3", None, None), (b"k4", None, b"no"),
+    ]  # fmt: skip
+    assert world.table().schema().column_names[-1] == "_malformed"
+
+
+def test_a_row_gives_way_in_the_file_that_somebody_else_has_put_it_in(world: World) -> None:
+    topic = world.topic(**NEWEST)
+    broker = world.broker()
+    world.append(topic, records=[keyed(1, b"old"), keyed(2, b"old")])
+    world.advance(broker, topic)
+    world.append(topic, records=[keyed(1, b"new")])
+    real, others = upkeep.Change.commit, iter([1])
+
+    def late(self: upkeep.Change) -> None:
+        if next(others, None):
+            with closing(world.catalog()) as catalog:
+                table = catalog.load_table("lake.t")
+                table.overwrite(table.scan().to_arrow())
+        real(self)
+
+    with mock.patch.object(upkeep.Change, "commit", late):
+        world.advance(broker, topic)
+    assert {row["key"]: row["value"] for row in world.rows()} == {b"k1": b"new", b"k2": b"old"}
+    assert len(world.rows()) == 2 and broker.counts["t"].conflicts == 1
+
+
+def test_a_table_of_newest_values_is_rewound_and_filled_again(world: World) -> None:
+    topic = world.topic(**NEWEST)
+    broker = world.broker()
+    for step in range(4):
+        world.append(topic, records=[keyed(key, b"%d" % step) for key in range(step, 6)])
+        world.advance(broker, topic)
+    before = world.rows("key", "value", "offset")
+    table = broker.table(topic)
+    table.open()
+    table.rewind({0: 8})
+    assert len(world.rows()) < len(before)
+    world.advance(broker, topic)
+    assert world.rows("key", "value", "offset") == before
+
+
+# --- poison --------------------------------------------------------------------------------------
+
+
+def test_a_table_may_wait_at_a_value_that_is_not_as_declared(world: World) -> None:
+    topic = world.topic(2, **TYPED, catchwater_table_on_malformed="stop")
+    broker = world.broker()
+    rows = [{"card": "a"}, b"no json", {"card": "b"}]
+    world.append_json(topic, *rows)
+    world.append(topic, 1, records=[(None, b"{}", 0, [])])
+    for _ in range(2):
+        world.advance(broker, topic)
+        assert world.places() == [(0, 0), (1, 0)], "the other partition goes on"
+        assert "value at offset 1 of partition 0 is not as declared" in broker.counts["t"].error
+    topic = world.alter(topic, catchwater_table_on_malformed="column")
+    world.advance(broker, topic)
+    assert world.places() == world.expected() and broker.counts["t"].error == ""
+    assert [row["_malformed"] for row in world.rows()] == [None, b"no json", None, None]
+
+
+def test_what_the_packer_hands_over_does_not_pass_a_value_that_is_waited_for(world: World) -> None:
+    topic = world.topic(**TYPED, catchwater_table_on_malformed="stop")
+    broker = world.broker()
+    world.advance(broker, topic)
+    world.append_json(topic, {"card": "a"}, b"no json", {"card": "b"})
+    world.pack(broker)
+    world.advance(broker, topic)
+    assert world.places() == [(0, 0)]
+
+
+# --- schemas of a registry -----------------------------------------------------------------------
+
+FIRST = {
+    "type": "record",
+    "name": "Txn",
+    "fields": [{"name": "card", "type": "string"}],
+}
+SECOND = {
+    **FIRST,
+    "fields": [*FIRST["fields"], {"name": "place", "type": ["null", "string"], "default": None}],
+}
+REGISTERED = {
+    "catchwater_history_value_format": "avro",
+    "catchwater_history_value_schema": "registry",
+}
+
+
+@pytest.fixture
+def registry() -> Iterator[FakeRegistry]:
+    with schema_registry() as fake:
+        yield fake
+
+
+def framed(schema_id: int, schema: Any, row: dict[str, Any]) -> Any:
+    stream = BytesIO()
+    fastavro.schemaless_writer(stream, schema, row)
+    value = b"\0" + schema_id.to_bytes(4, "big") + stream.getvalue()
+    return (None, value, 1_700_000_000_000, [])
+
+
+def test_columns_are_those_of_the_newest_schema_that_the_registry_has(
+    world: World, registry: FakeRegistry
+) -> None:
+    registry.login = "broker:hunter2"
+    registry.register(1, FIRST, "t-value", 1)
+    world.registry = (registry.url, registry.login)
+    topic = world.topic(**REGISTERED)
+    broker = world.broker()
+    world.append(topic, records=[framed(1, FIRST, {"card": "a"}), (None, b"no id", 0, [])])
+    world.advance(broker, topic)
+    registry.register(2, SECOND, "t-value", 2)
+    world.append(topic, records=[framed(2, SECOND, {"card": "b", "place": "Ghent"})])
+    world.append(topic, records=[framed(1, FIRST, {"card": "c"}), framed(9, FIRST, {"card": "d"})])
+    world.pack(broker)
+    world.advance(broker, topic)
+    found = [tuple(row.values()) for row in world.rows("card", "place")]
+    assert found == [("a", None), (None, None), ("b", "Ghent"), ("c", None), (None, None)]
+    is_bad = [row["_malformed"] is not None for row in world.rows()]
+    assert is_bad == [False, True, False, False, True]
+
+
+def test_a_registry_that_is_away_lets_go_on_what_is_known_and_skips_nothing(
+    world: World, registry: FakeRegistry
+) -> None:
+    world.registry = (registry.url, "")
+    topic = world.topic(**REGISTERED)
+    broker = world.broker()
+    registry.status = 503
+    world.append(topic, records=[framed(1, FIRST, {"card": "a"})])
+    with pytest.raises(CatchwaterError, match="does not give subject 't-value'"):
+        world.advance(broker, topic)
+    registry.status = 200
+    registry.register(1, FIRST, "t-value", 1)
+    world.advance(broker, topic)
+    registry.status = 503
+    world.append(topic, records=[framed(1, FIRST, {"card": "b"})])
+    assert world.advance(broker, topic), "by the schema that is known"
+    assert [row["card"] for row in world.rows()] == ["a", "b"]
+    world.append(topic, records=[framed(2, SECOND, {"card": "c", "place": "Ghent"})])
+    with pytest.raises(CatchwaterError, match="does not give schema id 2"):
+        world.advance(broker, topic)
+    assert len(world.rows()) == 2 and "schema id 2" in broker.counts["t"].error
+    registry.status = 200
+    registry.register(2, SECOND, "t-value", 2)
+    world.advance(broker, topic)
+    assert [tuple(row.values()) for row in world.rows("card", "place")] == [
+        ("a", None), ("b", None), ("c", "Ghent"),
+    ]  # fmt: skip
+
+
+def test_a_registry_with_a_schema_of_another_kind_or_none_is_named(
+    world: World, registry: FakeRegistry
+) -> None:
+    world.registry = (registry.url, "")
+    topic = world.topic(**REGISTERED)
+    with pytest.raises(BadSchema, match="has no subject 't-value'"):
+        world.advance(world.broker(), topic)
+    registry.register(1, "{}", "t-value", 1, schemaType="JSON")
+    with pytest.raises(BadSchema, match="is JSON, and the values' format is avro"):
+        world.advance(world.broker(), topic)
+
+
+def test_the_first_message_of_a_registered_protobuf_file_gives_the_columns(
+    world: World, registry: FakeRegistry
+) -> None:
+    file = descriptor_pb2.FileDescriptorProto(name="txn.proto", package="pay", syntax="proto3")
+    file.dependency.append("google/protobuf/timestamp.proto")
+    for name in ("Txn", "Other"):
+        message = file.message_type.add(name=name)
+        message.field.add(name="card", number=1, type=9, label=1)
+        message.field.add(
+            name="at", number=2, type=11, label=1, type_name=".google.protobuf.Timestamp"
+        )
+    text = base64.b64encode(file.SerializeToString()).decode()
+    registry.register(1, text, "t-value", 1, schemaType="PROTOBUF")
+    world.registry = (registry.url, "")
+    topic = world.topic(**{**REGISTERED, "catchwater_history_value_format": "protobuf"})
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(timestamp_pb2.DESCRIPTOR.serialized_pb)
+    pool.Add(file)
+    row = message_factory.GetMessageClass(pool.FindMessageTypeByName("pay.Txn"))(card="c1")
+    row.at.FromMilliseconds(1_700_000_000_123)
+    frame = b"\0\0\0\0\1"
+    values = [frame + b"\0", frame + b"\2\2", frame + b"\0\xff"]
+    bodies = [row.SerializeToString(), row.SerializeToString(), b""]
+    world.append(topic, records=[(None, a + b, 0, []) for a, b in zip(values, bodies, strict=True)])
+    world.advance(world.broker(), topic)
+    found = world.rows("card", "at", "_malformed")
+    assert found[0]["card"] == "c1" and found[0]["at"].timestamp() == 1_700_000_000.123
+    assert [row["card"] for row in found[1:]] == [None, None], "another message, and none at all"
+    assert all(row["_malformed"] for row in found[1:])
