@@ -537,7 +537,7 @@ def borrow(
 
 
 def check_executors(spark: "SparkSession", shared: Path | None, clock: Clock) -> None:
-    """Let every executor say which Python and Catchwater it has, and that it sees this folder.
+    """Let every executor say what it has of what a pipeline needs, and that it sees this folder.
 
     None: state and outputs lie in a store that is no folder. Raises `SessionUnfit` naming the host
     that lacks something.
@@ -550,26 +550,12 @@ def check_executors(spark: "SparkSession", shared: Path | None, clock: Clock) ->
     if probe is not None:
         probe.parent.mkdir(parents=True, exist_ok=True)
         probe.write_text(token)
-    path, here = str(probe or ""), importlib.metadata.version("catchwater")
+    needed = _needed_packages(() if shared else ("s3",))
+    look, count = _look(str(probe or ""), needed), max(2, context.defaultParallelism)
 
-    def look(_: int) -> tuple[str, str, str, bool]:
-        # Sent whole, without our package: an executor may lack it, and then says so.
-        import importlib.metadata
-        import os
-        import platform
-        import sys
-
-        try:
-            has = importlib.metadata.version("catchwater")
-        except importlib.metadata.PackageNotFoundError:
-            has = ""
-        return platform.node(), sys.executable, has, not path or os.path.exists(path)
-
-    count = max(2, context.defaultParallelism)
-
-    def ask() -> list[tuple[str, str, str, bool]]:
+    def ask() -> list[_Looked]:
         context.addJobTag(token)
-        return context.parallelize(range(count), count).map(look).collect()  # type: ignore[no-any-return]
+        return list(context.parallelize(range(count), count).map(look).collect())
 
     asking = ThreadPoolExecutor(1, "ask-executors")
     try:
@@ -582,37 +568,91 @@ def check_executors(spark: "SparkSession", shared: Path | None, clock: Clock) ->
             "spark.executor.cores and spark.executor.memory say what is asked of them.",
         ) from error
     except Py4JJavaError as error:
-        lines = [line.strip() for line in str(error.java_exception).splitlines() if line.strip()]
-        raised = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
-        raise SessionUnfit(
-            f"The session's executors cannot run Python as this process does: "
-            f"{(raised or lines)[-1]}",
-            hint=f"Start the session with PYSPARK_PYTHON={sys.executable}; on other machines it is "
-            f"the same Python that is needed there, with catchwater[spark]=={here}.",
-        ) from error
+        raise _cannot_run_python(str(error.java_exception), needed["catchwater"]) from error
     finally:
         asking.shutdown(wait=False)
         if probe is not None:
             probe.unlink(missing_ok=True)
-    _refuse_unfit({*found}, here, shared)
-
-
-def _refuse_unfit(found: set[tuple[str, str, str, bool]], here: str, shared: Path | None) -> None:
-    """Raise `SessionUnfit` for a host whose Catchwater differs, or that lacks the folder."""
-    for host, python, has, sees in sorted(found):
-        if has != here:
-            raise SessionUnfit(
-                f"{python} on {host} has {'catchwater ' + has if has else 'no catchwater'}, and "
-                f"this process has {here}.",
-                hint=f"There: {python} -m pip install 'catchwater[spark]=={here}'. Or start the "
-                f"session with PYSPARK_PYTHON={sys.executable}.",
-            )
+    for node, python, has, sees in sorted(found, key=lambda each: each[0]):
+        _refuse_unfit(node, python, has, needed)
         if not sees:
             raise SessionUnfit(
-                f"{host} does not see the checkpoint's folder {shared}.",
+                f"{node} does not see the checkpoint's folder {shared}.",
                 hint="Name a folder in [pipeline] checkpoint that driver and executors share, or a "
                 "URL that all reach: s3://bucket/cards.",
             )
+
+
+_Looked = tuple[str, str, dict[str, str], bool]
+
+
+def _look(path: str, needed: Mapping[str, str]) -> Callable[[int], _Looked]:
+    """What tells of an executor: its host, its Python, its packages, and whether it sees a path."""
+
+    def look(_: int) -> _Looked:
+        # Sent whole, without our package: an executor may lack it, and then says so.
+        import importlib.metadata
+        import os
+        import platform
+        import sys
+
+        has = {}
+        for name in needed:
+            try:
+                has[name] = importlib.metadata.version(name)
+            except importlib.metadata.PackageNotFoundError:
+                has[name] = ""
+        sees = not path or os.path.exists(path)
+        return platform.node(), sys.executable, has, sees
+
+    look.__annotations__ = {}  # they name what only this module has
+    return look
+
+
+def _needed_packages(extras: Sequence[str]) -> dict[str, str]:
+    """What an executor needs of Python packages: ours of this very version, others in a range."""
+    needed = {"catchwater": importlib.metadata.version("catchwater")}
+    for line in importlib.metadata.requires("catchwater") or ():
+        required, _, marker = line.partition(";")
+        name, extra = re.match(r"[\w.-]+", required), re.search(r"extra == .(\w+)", marker)
+        if name is not None and (extra is None or extra[1] in extras):
+            needed[name[0]] = required[name.end() :].strip()
+    return needed | {name: wanted for name, wanted in PACKAGES.items() if name != "pyspark"}
+
+
+def _cannot_run_python(said: str, here: str) -> SessionUnfit:
+    """What an executor's failure to run a task means; Spark's text says where it was."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    raised = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    where = re.search(r"\((\S+) executor \S+\)", said)
+    who = f"The executor on {where[1]}" if where else "The session's executors"
+    return SessionUnfit(
+        f"{who} cannot run Python as this process does: {(raised or lines)[-1]}",
+        hint=f"Start the session with PYSPARK_PYTHON={sys.executable}; on other machines it is "
+        f"the same Python that is needed there, with catchwater[spark]=={here}, and "
+        "spark.pyspark.python says where.",
+    )
+
+
+def _refuse_unfit(
+    node: str, python: str, has: Mapping[str, str], needed: Mapping[str, str]
+) -> None:
+    """Raise `SessionUnfit` for a host whose Catchwater differs, or that lacks another package."""
+    here = needed["catchwater"]
+    wrong = [
+        f"{name} {has[name]} where {wanted} is needed" if has[name] else f"no {name}"
+        for name, wanted in needed.items()
+        if (has[name] != here if name == "catchwater" else not satisfies(has[name], wanted))
+    ]
+    if not wrong:
+        return
+    if has["catchwater"] != here:  # the rest comes with it
+        wrong = wrong[:1]
+    raise SessionUnfit(
+        f"{python} on {node} has {', '.join(wrong)}.",
+        hint=f"There: {python} -m pip install 'catchwater[spark]=={here}'. Or name another Python "
+        "there in spark.pyspark.python, or PYSPARK_PYTHON.",
+    )
 
 
 def _keep_in(scratch: Path | None) -> dict[str, str]:

@@ -216,3 +216,35 @@ def test_the_environment_of_a_later_session_is_the_callers(
 def test_a_session_that_cannot_run_a_pipeline_is_told_why(given: Any, told: str) -> None:
     with pytest.raises(session.SessionUnfit, match=told):
         session.borrow(given, {}, [])
+
+
+def test_what_an_executor_lacks_is_named_with_its_host_and_a_command() -> None:
+    needed = session._needed_packages(["s3"])
+    here = needed["catchwater"]
+    assert {"lmdb", "msgspec", "pyarrow", "obstore"} <= set(needed)
+    assert not {"pyspark", "psycopg"} & set(needed)
+    good = {name: importlib.metadata.version(name) for name in needed}
+    session._refuse_unfit("w1", "/py", good, needed)
+
+    for has, told in (
+        ({"lmdb": ""}, "/py on w1 has no lmdb"),
+        ({"pyarrow": "1.0"}, "/py on w1 has pyarrow 1.0 where >=18 is needed"),
+        ({"catchwater": "", "lmdb": ""}, "/py on w1 has no catchwater"),
+        ({"catchwater": "0.0.1"}, f"/py on w1 has catchwater 0.0.1 where {here} is needed"),
+    ):
+        with pytest.raises(session.SessionUnfit) as raised:
+            session._refuse_unfit("w1", "/py", good | has, needed)
+        assert str(raised.value) == f"{told}."
+        assert f"/py -m pip install 'catchwater[spark]=={here}'" in (raised.value.hint or "")
+
+
+def test_where_an_executor_cannot_run_python_is_what_spark_says_of_its_host() -> None:
+    said = (
+        "org.apache.spark.SparkException: Job aborted: Lost task 0.3 in stage 0.0 (TID 7) "
+        '(10.0.0.3 executor 1): java.io.IOException: Cannot run program "/opt/python"\n'
+        "\tat java.base/java.lang.ProcessBuilder.start\n"
+        'Caused by: java.io.IOException: error=2\njava.io.IOException: Cannot run "/opt/python"\n'
+    )
+    refusal = session._cannot_run_python(said, "1.0")
+    assert str(refusal).startswith("The executor on 10.0.0.3 cannot run Python as this process")
+    assert 'Cannot run "/opt/python"' in str(refusal)
