@@ -4,7 +4,7 @@ Rounds alternate contestant by contestant, ours first. Every contestant reads th
 start for at most MOST_S seconds behind its first alert. Ours and Spark's own operator take
 micro-batches of 500,000 events, seconds each, which suits catching up and not latency. Ours writes
 every alert exactly once, the peers at least once. PEERS="streams quix" chooses; without it all run.
-ROUNDS, KEYS and EVENTS have their defaults below.
+ROUNDS, KEYS and EVENTS have their defaults below, and RESTARTS=0 leaves out what follows the kill.
 """
 
 import os
@@ -21,12 +21,15 @@ EVENTS = int(os.environ.get("EVENTS", "4000000"))
 MOST_S = 20.0
 KEYS = tuple(map(int, os.environ.get("KEYS", "100000 1000000").split()))
 ROUNDS = int(os.environ.get("ROUNDS", "3"))
-TARGETS = {"per-key": 30.0, "streams": 2.0, "quix": 4.0, "bytewax": 4.0, "flink": 4.0}
+RESTARTS = os.environ.get("RESTARTS", "1") == "1"
+TARGETS = {"per-key": 30.0, "streams": 2.0, "quix": 6.0, "bytewax": 6.0, "flink": 6.0}
+MORE = {("streams", 100_000): 2.7}
+"""Where fewer keys are asked for more."""
 
 
 def one(contestant: Contestant, job: Job) -> race.Figures:
     """One run of one contestant."""
-    figures = race.run(contestant, job, EVENTS, MOST_S)
+    figures = race.run(contestant, job, EVENTS, MOST_S, is_restarted=RESTARTS)
     rate, cpu = figures.events_per_s, figures.cpu_s_per_million
     told = f"{job.group}: {rate:,.0f} events/s, {cpu:.1f} CPU s/M, "
     print(told + f"restore {figures.restore_s:.1f} s, {figures.twice} alerts twice", flush=True)
@@ -53,7 +56,7 @@ def main() -> None:
                     job = Job(bootstrap, source, f"alerts-{label}", label, folder)
                     found[name].append(one(contestant, job))
             rows += [each for name in chosen for each in rows_of(name, keys, found)]
-    publish("functions", rows)
+            publish("functions", rows, is_whole=False)
 
 
 def rows_of(name: str, keys: int, found: dict[str, list[race.Figures]]) -> list[Row]:
@@ -67,11 +70,14 @@ def rows_of(name: str, keys: int, found: dict[str, list[race.Figures]]) -> list[
             f"{what}: {claim}", unit, figures[0], peer, figures[1], target=target, better=better
         )
 
-    return [
-        compared("events from topic to alert", "events/s", "events_per_s", TARGETS[name], "higher"),
+    target = MORE.get((name, keys), TARGETS[name])
+    rows = [
+        compared("events from topic to alert", "events/s", "events_per_s", target, "higher"),
         compared("CPU", "CPU s/M events", "cpu_s_per_million", None, "lower"),
-        compared("kill -9 to the first new alert", "s", "restore_s", None, "lower"),
     ]
+    if RESTARTS:
+        rows.append(compared("kill -9 to the first new alert", "s", "restore_s", None, "lower"))
+    return rows
 
 
 if __name__ == "__main__":

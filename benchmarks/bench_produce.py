@@ -3,10 +3,14 @@
 The same pre-encoded requests go to all three. Ours always syncs before it acknowledges, so the
 fair peer is Kafka with `log.flush.interval.messages=1`; its default is shown beside it. A JVM
 compiles what it runs for up to a minute: rounds count only once no broker's CPU per request falls
-any more, or after SETTLE_S.
+any more, or after SETTLE_S. SHAPES="100 B,1 MB" chooses some of the rows.
+
+Instructions are of user code, counted by valgrind for `request_cost`: log, connection and client in
+one process, 40 requests at once, records validated and metrics on.
 """
 
 import os
+import shutil
 import time
 from collections.abc import Callable
 from functools import partial
@@ -23,6 +27,7 @@ from benchmarks.load import (
 )
 from benchmarks.measure import Row, cpu_seconds, publish, row
 from benchmarks.our_broker import catchwater_broker
+from benchmarks.request_cost import instructions
 from catchwater.wire.client import Client
 
 SECONDS = 2.0
@@ -45,6 +50,7 @@ SHAPES = {
     "produce, 64 KB requests, 8 in flight": (1000, 64, 8),
     "produce, 900 KB requests, 4 in flight": (1000, 900, 4),
 }
+CHOSEN = os.environ.get("SHAPES", "")
 FETCH = "fetch from memory, 1 MB, 4 in flight"
 TARGETS = {
     ("100 B", "requests/s"): (1.3, 5.0),
@@ -55,6 +61,8 @@ TARGETS = {
     ("1 MB", "CPU s/GB"): (0.8, 0.8),
 }
 """Against Kafka's default, and against its sync per batch."""
+COUNTED = "produce, 100 B"
+MOST_INSTRUCTIONS = 140_000
 
 
 def figures(run: Callable[[], Result], pid: int, by_bytes: bool) -> tuple[float, float]:
@@ -101,8 +109,23 @@ def settle(runs: dict[str, tuple[Callable[[], Result], int]], by_bytes: bool) ->
             return
 
 
+def is_chosen(claim: str) -> bool:
+    """Whether this claim is to be measured now."""
+    return not CHOSEN or any(each.strip() in claim for each in CHOSEN.split(","))
+
+
+def counted() -> list[Row]:
+    """The instructions of a small request, where there is a valgrind."""
+    if not is_chosen(COUNTED) or shutil.which("valgrind") is None:
+        return []
+    found = [instructions(COUNTED)]
+    return [row(f"{COUNTED} requests", "instructions", found, "the target", [MOST_INSTRUCTIONS],
+                target=1.0, better="lower")]  # fmt: skip
+
+
 def main() -> None:
     """Start the three brokers, run every shape, publish."""
+    rows = counted()
     with (
         catchwater_broker(catchwater_delete_grace_ms="1000") as ours,
         apache_kafka(DELETING) as (default, default_pid),
@@ -113,8 +136,9 @@ def main() -> None:
             "default": (default, default_pid),
             "flush": (flush, flush_pid),
         }
-        rows: list[Row] = []
         for number, (claim, (value_bytes, records, in_flight)) in enumerate(SHAPES.items()):
+            if not is_chosen(claim):
+                continue
             topic = f"{TOPIC}-{number}"
             for bootstrap, _ in brokers.values():
                 create_topic(bootstrap, topic, 1)
@@ -127,16 +151,22 @@ def main() -> None:
             for bootstrap, _ in brokers.values():
                 with Client(bootstrap) as client:
                     client.delete_topics([topic])
-        for bootstrap, _ in brokers.values():
-            create_topic(bootstrap, TAIL_TOPIC, 1)
-            pump(bootstrap, produce_request(TAIL_TOPIC, 0, 1000, 900), 0.05, 4)
-        request = fetch_request(TAIL_TOPIC, 0, 0, 1 << 20)
-        runs = {
-            name: (partial(drain, bootstrap, request, SECONDS, 4), pid)
-            for name, (bootstrap, pid) in brokers.items()
-        }
-        rows += compare(FETCH, runs, by_bytes=True)
-    publish("produce", rows)
+        if is_chosen(FETCH):
+            rows += fetched(brokers)
+    publish("produce", rows, is_whole=not CHOSEN)
+
+
+def fetched(brokers: dict[str, tuple[str, int]]) -> list[Row]:
+    """What was just written, read from memory."""
+    for bootstrap, _ in brokers.values():
+        create_topic(bootstrap, TAIL_TOPIC, 1)
+        pump(bootstrap, produce_request(TAIL_TOPIC, 0, 1000, 900), 0.05, 4)
+    request = fetch_request(TAIL_TOPIC, 0, 0, 1 << 20)
+    runs = {
+        name: (partial(drain, bootstrap, request, SECONDS, 4), pid)
+        for name, (bootstrap, pid) in brokers.items()
+    }
+    return compare(FETCH, runs, by_bytes=True)
 
 
 if __name__ == "__main__":

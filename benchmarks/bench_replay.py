@@ -5,6 +5,7 @@ of its own, with the pyspark release that has one, both with its default and its
 Quote against the tuned one. One shape of record is asked everything; of the others, what all
 columns and the values alone cost. Spark does not say to a Python source which columns a query
 needs: the option `columns` names them. An export is fsynced, Spark's own write of Parquet is not.
+SHAPES=main leaves out the other sizes and codecs, QUERIES="count,value only" some of the questions.
 """
 
 import os
@@ -23,9 +24,8 @@ from catchwater.wire.client import EARLIEST, LATEST, Client
 from catchwater.wire.codecs import Codec
 
 SHAPES = os.environ.get("SHAPES", "all")
-"""`main` leaves out the other sizes and codecs."""
-ROUNDS = 3
-WARM_UP = 4
+ROUNDS = int(os.environ.get("ROUNDS", "3"))
+WARM_UP = int(os.environ.get("WARM_UP", "4"))
 """Turns that do not count: for so long both JVMs compile what they will run."""
 MAIN = Shape(200, Codec.NONE, 4_000_000)
 OTHERS = [
@@ -39,6 +39,9 @@ ALL, VALUE, COUNT = "all columns", "value only", "count"
 SUM = "sum(length(value))"
 """As `value only`, but nobody told the source that no other column is needed."""
 TYPED, WRITE = "JSON to a typed column", "write to Parquet"
+QUERIES = (ALL, VALUE, SUM, COUNT, TYPED, WRITE)
+CHOSEN = [each.strip() for each in os.environ.get("QUERIES", "").split(",") if each.strip()]
+IS_WHOLE = SHAPES == "all" and not CHOSEN
 HISTORY = {
     "catchwater.history.parquet": "true",
     "catchwater.history.value.format": "json",
@@ -151,15 +154,17 @@ def main() -> None:
         bench = Bench(stack)
         fill([bench.ours.bootstrap, bench.kafka], MAIN, HISTORY)
         wait_for_parquet(bench.ours.bootstrap, bench.ours.control, MAIN.topic)
-        for query in (ALL, VALUE, SUM, COUNT, TYPED, WRITE):
+        for query in CHOSEN or QUERIES:
             kinds = [kind for kind in KINDS if query in kind.targets]
             rows += bench.compare(MAIN, query, kinds, list(CONNECTOR))
-            publish("replay", rows)  # the whole takes long: what there is outlives its end
+            publish(
+                "replay", rows, is_whole=IS_WHOLE
+            )  # the whole takes long: what there is outlives its end
         for shape in OTHERS if SHAPES == "all" else ():
             fill([bench.ours.bootstrap, bench.kafka], shape)
             for query in (ALL, VALUE):
                 rows += bench.compare(shape, query, [KINDS[0]], ["tuned"])
-                publish("replay", rows)
+                publish("replay", rows, is_whole=IS_WHOLE)
 
 
 if __name__ == "__main__":

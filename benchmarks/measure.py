@@ -1,7 +1,8 @@
 """Alternating rounds of ours and a peer, and the one format every result is written in.
 
 A claim is a ratio to a named peer, taken A B A B after a warm-up, as a median with its spread,
-never a single time: machines are shared and noisy.
+never a single time: machines are shared and noisy. A part of a benchmark may be run alone; rows
+that it does not measure stay as they were, each with the day and the commit of its measurement.
 """
 
 import json
@@ -10,15 +11,27 @@ import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 RESULTS = Path(__file__).parent / "results"
 ROUNDS = 5
+
+
+@cache
+def commit() -> str:
+    """The commit that is measured, with a `+` where the tree has changes beside it."""
+    described = subprocess.run(
+        ["git", "describe", "--always", "--exclude=*", "--dirty=+"],
+        cwd=RESULTS.parent, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return described.stdout.strip()
 
 
 @dataclass
@@ -36,6 +49,8 @@ class Row:
     rounds: int
     target: float | None = None
     better: str = "higher"
+    date: str = field(default_factory=lambda: time.strftime("%Y-%m-%d"))
+    commit: str = field(default_factory=commit)
 
 
 def alternate(
@@ -66,29 +81,39 @@ def row(
     )  # fmt: skip
 
 
-def machine() -> dict[str, str | int]:
-    """What the figures were measured on."""
+def machine() -> dict[str, str | int | float]:
+    """What the figures were measured on; `stolen_percent` is what its host gave to others."""
     return {
         "processor": platform.machine(),
         "cpus": len(os.sched_getaffinity(0)),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "date": time.strftime("%Y-%m-%d"),
-        "commit": _commit(),
+        "commit": commit(),
+        "stolen_percent": round(stolen_percent(), 1),
     }
 
 
-def _commit() -> str:
-    """The commit that is measured, with a `+` where the tree has changes beside it."""
-    described = subprocess.run(
-        ["git", "describe", "--always", "--exclude=*", "--dirty=+"],
-        cwd=RESULTS.parent, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    return described.stdout.strip()
+def _ticks() -> tuple[int, int]:
+    """(stolen, all) of what the processors have done since the machine was started."""
+    ticks = [int(each) for each in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
+    return ticks[7], sum(ticks)
 
 
-def publish(name: str, rows: list[Row]) -> None:
-    """Print the table and write `results/<name>.json`."""
+_BEGAN = _ticks()
+
+
+def stolen_percent() -> float:
+    """The share of the processors' time that was stolen since this benchmark began."""
+    stolen, spent = (now - then for now, then in zip(_ticks(), _BEGAN, strict=True))
+    return 100 * stolen / spent if spent else 0.0
+
+
+def publish(name: str, rows: list[Row], *, is_whole: bool = True) -> None:
+    """Print the table and write `results/<name>.json`.
+
+    Of a benchmark that was run in part, the other rows of the last result stay where they are.
+    """
     table = Table("claim", "unit", "ours", "peer", "theirs", "ratio", "low–high", title=name)
     for each in rows:
         table.add_row(
@@ -97,8 +122,18 @@ def publish(name: str, rows: list[Row]) -> None:
         )  # fmt: skip
     Console(width=130).print(table)
     RESULTS.mkdir(exist_ok=True)
-    result = {"machine": machine(), "rows": [asdict(each) for each in rows]}
-    (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    path = RESULTS / f"{name}.json"
+    found = {_compared(each): each for each in map(asdict, rows)}
+    if not is_whole and path.exists():
+        before = json.loads(path.read_text())
+        measured = {key: before["machine"][key] for key in ("date", "commit")}
+        found = {_compared(each): {**measured, **each} for each in before["rows"]} | found
+    result = {"machine": machine(), "rows": list(found.values())}
+    path.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def _compared(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    return row["claim"], row["unit"], row["peer"]
 
 
 def cpu_seconds(pid: int) -> float:

@@ -70,24 +70,32 @@ def section(result: Path) -> str:
         script = Path(__file__).with_name(f"{name}.py")
     title, _, about = (ast.get_docstring(ast.parse(script.read_text())) or "").partition("\n")
     command = f"make bench ARGS={name}" if is_compared else f"make {name}"
+    stolen = machine.get("stolen_percent")
     measured = (
         f"`{command}`, measured on {machine['date']} at commit {machine['commit']}: "
-        f"{machine['cpus']} cores, {machine['processor']}, Python {machine['python']}."
+        f"{machine['cpus']} cores, {machine['processor']}, Python {machine['python']}"
+        f"{'' if stolen is None else f', {stolen:g} % of them taken by the host'}."
     )
-    told = _table(found["rows"]) if "rows" in found else _listed(found)
+    told = _table(found["rows"], machine) if "rows" in found else _listed(found)
     return "\n".join([f"## {name}: {title.rstrip('.')}", measured, about.rstrip(), "", told, ""])
 
 
-def _table(rows: list[dict[str, Any]]) -> str:
+def _table(rows: list[dict[str, Any]], machine: dict[str, Any]) -> str:
+    """The rows; one that is older than the last run of the benchmark says so."""
     lines = ["| " + " | ".join(LABELS) + " |", "|---|---|---:|---|---:|---:|---|---:|---|"]
     for row in rows:
         cells = (
-            row["claim"], row["unit"], _figure(row["ours"]), row["peer"],
+            row["claim"] + _older(row, machine), row["unit"], _figure(row["ours"]), row["peer"],
             _figure(row["theirs"]), f"**{row['ratio']:.2f}×**",
             f"{row['low']:.2f}–{row['high']:.2f}", str(row["rounds"]), _against_target(row),
         )  # fmt: skip
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _older(row: dict[str, Any], machine: dict[str, Any]) -> str:
+    date, commit = (row.get(key, machine[key]) for key in ("date", "commit"))
+    return "" if commit == machine["commit"] else f" ({date}, {commit})"
 
 
 def _figure(value: float) -> str:

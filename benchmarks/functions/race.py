@@ -188,8 +188,10 @@ def cpu_s(leaders: list[int]) -> float:
     return sum(ticks) / _TICK_S
 
 
-def run(contestant: Contestant, job: Job, events: int, most_s: float) -> Figures:
-    """Race to the end of the topic, or for so long, then die and come back."""
+def run(
+    contestant: Contestant, job: Job, events: int, most_s: float, *, is_restarted: bool = True
+) -> Figures:
+    """Race to the end of the topic, or for so long, then die and, if asked for, come back."""
     create_topic(job.bootstrap, job.target, 1)
     watch = Watch(job.bootstrap, job.target)
     with running(contestant, job) as leaders:
@@ -197,12 +199,14 @@ def run(contestant: Contestant, job: Job, events: int, most_s: float) -> Figures
     rate, per_million = _figures(watch, cpu)
     watch.drain()
     known = set(watch.ids)
-    began = time.monotonic()
-    _more(job)
-    with running(contestant, job):
-        while known.issuperset(watch.ids) and time.monotonic() - began < FIRST_ALERT_S:
-            watch.look()
-        restore_s = time.monotonic() - began
+    restore_s = 0.0
+    if is_restarted:
+        began = time.monotonic()
+        _more(job)
+        with running(contestant, job):
+            while known.issuperset(watch.ids) and time.monotonic() - began < FIRST_ALERT_S:
+                watch.look()
+            restore_s = time.monotonic() - began
     watch.close()
     return Figures(
         rate, per_million, restore_s, len(set(watch.ids)), len(watch.ids) - len(set(watch.ids))

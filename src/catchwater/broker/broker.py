@@ -267,73 +267,62 @@ Cold = Callable[[Broker, Call, Any], Awaitable[Any]]
 Encode = Callable[[int, int, Any], Sequence[Buffer]]
 
 
-class Later:
+def _nobody_waits() -> None:
+    pass
+
+
+class Later(msgspec.Struct, eq=False):
     """A reply to come: the one object that goes with a request, from its handler to the socket.
 
     The outcome is given to `set_result`, once and on the event loop: the log does so with what it
     appended. `encode` makes the reply's bytes of it, none for no reply.
     """
 
-    __slots__ = (
-        *("_encode", "_result", "api", "is_done", "meter"),
-        *("size_bytes", "started_s", "when_done"),
-    )
-
-    api: "Api"
-    size_bytes: int
-    """Of the request; this, its API and when it was started are the server's notes."""
-    started_s: float
-
-    def __init__(self, encode: Callable[[Any], Sequence[Buffer]]) -> None:
-        self._encode = encode
-        self._result: Any = None
-        self.is_done = False
-        self.meter: Meter | None = None
-        """Says for how long the connection is not read from, once the reply is encoded."""
-        self.when_done: Callable[[], object] = _nobody_waits
+    encoder: Callable[[Any], Sequence[Buffer]]
+    result: Any = None
+    is_done: bool = False
+    meter: "Meter | None" = None
+    """Says for how long the connection is not read from, once the reply is encoded."""
+    when_done: Callable[[], object] = _nobody_waits
+    api: "Api" = None  # type: ignore[assignment]  # the router sets it
+    """This and what follows are notes that are made when the request is started."""
+    size_bytes: int = 0
+    started_s: float = 0.0
 
     def done(self) -> bool:
         return self.is_done
 
     def set_result(self, result: Any, /) -> None:
         """What the request came to."""
-        self._result = result
+        self.result = result
         self.is_done = True
         self.when_done()
 
     def encode(self) -> Sequence[Buffer]:
         """The reply's bytes. Raises what answering the request raised."""
-        return self._encode(self._result)
+        return self.encoder(self.result)
 
     def cancel(self) -> None:
         """Nobody waits for it any more; what was submitted is appended even so."""
         self.when_done = _nobody_waits
 
 
-class LaterOf(Later):
+class LaterOf(Later, eq=False, kw_only=True):
     """The reply that a future brings, which is cancelled with it."""
 
-    __slots__ = ("_future",)
+    future: asyncio.Future[Any]
 
-    def __init__(
-        self, future: asyncio.Future[Any], encode: Callable[[Any], Sequence[Buffer]]
-    ) -> None:
-        super().__init__(encode)
-        self._future = future
-        self.is_done = future.done()
+    def __post_init__(self) -> None:
+        self.is_done = self.future.done()
         if not self.is_done:
-            future.add_done_callback(self.set_result)
+            self.future.add_done_callback(self.set_result)
 
     def encode(self) -> Sequence[Buffer]:
-        return self._encode(self._future.result())
+        return self.encoder(self.future.result())
 
     def cancel(self) -> None:
         super().cancel()
-        self._future.cancel()
-
-
-def _nobody_waits() -> None:
-    pass
+        self.future.cancel()
 
 
 Hot = Callable[[Broker, Call], Later]

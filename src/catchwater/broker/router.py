@@ -127,13 +127,14 @@ def start(
 def _start_cold(broker: Broker, call: Call) -> Later:
     """Begin to answer a request whose handler is a coroutine from message to fields."""
     if len(call.frame.data) > LARGE_REQUEST_BYTES:
-        return LaterOf(asyncio.ensure_future(_answer_large(broker, call)), _as_it_is)
+        work = asyncio.ensure_future(_answer_large(broker, call))
+        return LaterOf(_as_it_is, future=work)
     request = decode_request(call.header, call.frame.data)
     call.frame.release()
     answer = _answer(broker, call, request)
     if call.meter is not None:
         answer = _timed(answer, call.meter, broker.clock)
-    return LaterOf(asyncio.ensure_future(answer), _as_it_is)
+    return LaterOf(_as_it_is, future=asyncio.ensure_future(answer))
 
 
 T = TypeVar("T")

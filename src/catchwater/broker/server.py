@@ -196,7 +196,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def _may_start(self, frame: Frame) -> bool:
         in_flight, key = self._in_flight, frame.api_key
-        follows_produce = key == _PRODUCE and bool(in_flight) and in_flight[-1].api.key == _PRODUCE
+        follows_produce = False
+        if in_flight and key == _PRODUCE:
+            follows_produce = in_flight[-1].api.key == _PRODUCE
         return self.share.may_start(len(in_flight), key == _FETCH, follows_produce)
 
     def _start(self, frame: Frame) -> None:

@@ -294,9 +294,9 @@ def plain(
     size_bytes = len(view)
     if not HEADER_BYTES <= size_bytes <= max_bytes or size_bytes > _QUICK_BYTES:
         return None
-    fields = _HEADER.unpack_from(view)
-    base_offset, length, _, magic, crc, attributes, last_delta, base_ms, newest_ms = fields[:9]
-    producer_id, epoch, sequence, count = fields[9:]
+    # Into names at once: to slice the fields would cost as much as all the comparisons.
+    (base_offset, length, leader_epoch, magic, crc, attributes, last_delta, base_ms, newest_ms,
+     producer_id, epoch, sequence, count) = _HEADER.unpack_from(view)  # fmt: skip
     if (
         base_offset != 0
         or length + LENGTH_FIELD_END != size_bytes
@@ -306,13 +306,15 @@ def plain(
         or last_delta != count - 1
         or newest_ms > latest_timestamp_ms
         or (producer_id != NO_PRODUCER_ID and min(producer_id, epoch, sequence) < 0)
-        or crc32c(view[CRC_COVERS_FROM:], gil_release_mode=_KEEP) != crc
+        or crc32c(view[CRC_COVERS_FROM:], 0, _KEEP) != crc
     ):
         return None
     fault, _, newest_delta, oldest_delta, _ = walk(view[HEADER_BYTES:].toreadonly(), count)
     if fault or oldest_delta < 0 or base_ms + newest_delta != newest_ms:
         return None
-    return _new_tuple(BatchHeader, (base_offset, size_bytes, *fields[2:]))
+    fields = (base_offset, size_bytes, leader_epoch, magic, crc, attributes, last_delta, base_ms,
+              newest_ms, producer_id, epoch, sequence, count)  # fmt: skip
+    return _new_tuple(BatchHeader, fields)
 
 
 def patched(view: memoryview, base_offset: int, leader_epoch: int = 0) -> tuple[bytes, memoryview]:

@@ -13,6 +13,7 @@ thread-safe: all connections of a pool, and the releases of their frames, belong
 
 import mmap
 from collections.abc import Sequence
+from functools import lru_cache
 from struct import Struct
 
 import msgspec
@@ -23,11 +24,14 @@ from catchwater.wire.fields import Buffer, MalformedMessage
 ARENA_BYTES = 2 * 1024 * 1024
 
 _PREFIX, _PREFIX_AND_KEY = Struct(">i"), Struct(">ih")
+_PREFIX_BYTES, _PREFIX_AND_KEY_BYTES = _PREFIX.size, _PREFIX_AND_KEY.size
 _NO_KEY = -1
 _REQUEST_HEADER = Struct(">hhih")
 """API key, version, correlation id, length of the client id."""
 # With less than a 128th of an arena left, it is cheaper to begin the next frame in another.
 _LEAST_ROOM_DIVISOR = 128
+_CLIENT_IDS, _USUAL_CLIENT_ID = 1024, 255
+"""How many are remembered, and up to how many bytes each."""
 
 
 class FrameError(CatchwaterError):
@@ -76,22 +80,19 @@ class ArenaPool:
             self._free.append(arena)
 
 
-class Frame:
+class Frame(msgspec.Struct, eq=False, gc=False):
     """One request without its length prefix. `data` may be read until `release`."""
 
-    __slots__ = ("_arena", "api_key", "data", "size_bytes")
-
-    def __init__(self, data: memoryview, size_bytes: int, api_key: int, arena: Arena) -> None:
-        arena.holders += 1
-        self.data = data
-        self.size_bytes = size_bytes
-        self.api_key = api_key
-        """The first number in it; of a frame of one byte it is some number."""
-        self._arena = arena
+    data: memoryview
+    size_bytes: int
+    api_key: int
+    """The first number in it; of a frame of one byte it is some number."""
+    arena: Arena
+    """Held for this frame by who makes it."""
 
     def release(self) -> None:
         """The bytes are no longer needed, nor any view of them. To be called exactly once."""
-        self._arena.drop()
+        self.arena.drop()
 
 
 class FrameBuffer:
@@ -134,9 +135,9 @@ class FrameBuffer:
         view, start = arena.view, self._start
         end = self._end = self._end + size_bytes
         frames: list[Frame] = []
-        while end - start >= _PREFIX.size:
-            body = start + _PREFIX.size
-            if end - start >= _PREFIX_AND_KEY.size:
+        while end - start >= _PREFIX_BYTES:
+            body = start + _PREFIX_BYTES
+            if end - start >= _PREFIX_AND_KEY_BYTES:
                 length, api_key = _PREFIX_AND_KEY.unpack_from(view, start)
             else:
                 length, api_key = _PREFIX.unpack_from(view, start)[0], _NO_KEY
@@ -151,6 +152,7 @@ class FrameBuffer:
             if body + length > end:
                 break
             start = body + length
+            arena.holders += 1
             frames.append(Frame(view[body:start], length, api_key, arena))
         self._start = start
         if start == end:
@@ -228,13 +230,22 @@ def decode_header(frame: memoryview) -> RequestHeader:
     end = _REQUEST_HEADER.size + id_bytes
     if not _REQUEST_HEADER.size <= end <= len(frame):
         raise MalformedMessage(f"A client id of {id_bytes} bytes was announced.")
+    decoded = _client_id if id_bytes <= _USUAL_CLIENT_ID else _client_id.__wrapped__
+    client_id = decoded(frame[_REQUEST_HEADER.size : end].tobytes())
+    return RequestHeader(api_key, api_version, correlation_id, client_id, end)
+
+
+@lru_cache(_CLIENT_IDS)
+def _client_id(encoded: bytes) -> str:
+    """A client says the same in each of its requests, so it is decoded once."""
     try:
-        client_id = str(frame[_REQUEST_HEADER.size : end], "utf-8")
+        return encoded.decode()
     except UnicodeDecodeError:
         raise MalformedMessage("The client id is not UTF-8.") from None
-    return RequestHeader(api_key, api_version, correlation_id, client_id, end)
 
 
 def prefixed(parts: Sequence[Buffer]) -> list[Buffer]:
     """The frame made of `parts`, as buffers to be sent in this order; nothing is copied."""
+    if len(parts) == 1:  # as nearly all
+        return [_PREFIX.pack(len(parts[0])), parts[0]]
     return [_PREFIX.pack(sum(map(len, parts))), *parts]

@@ -105,7 +105,7 @@ async def test_a_large_request_that_is_malformed_gives_its_memory_back(client) -
     later = start(client.broker, frame, "10.0.0.1")
     with pytest.raises(MalformedMessage):
         await client.reply(later)
-    assert frame._arena.holders == 0
+    assert frame.arena.holders == 0
 
 
 @pytest.mark.parametrize(

@@ -71,16 +71,16 @@ def test_a_frame_is_never_overwritten_while_it_is_held(
 def test_an_arena_is_used_again_once_its_frames_are_released() -> None:
     pool = ArenaPool(SMALL_ARENA_BYTES)
     first = feed(FrameBuffer(1000, pool), stream([b"first"]), [100])
-    arena = first[0]._arena
+    arena = first[0].arena
     first[0].release()
     second = feed(FrameBuffer(1000, pool), stream([b"other"]), [100])
-    assert second[0]._arena is arena
+    assert second[0].arena is arena
 
 
 def test_frames_of_one_connection_share_an_arena_while_one_of_them_is_held() -> None:
     buffer = FrameBuffer(1000, ArenaPool(SMALL_ARENA_BYTES))
     frames = [frame for body in (b"a", b"b", b"c") for frame in feed(buffer, stream([body]), [99])]
-    assert len({id(frame._arena) for frame in frames}) == 1
+    assert len({id(frame.arena) for frame in frames}) == 1
 
 
 def test_a_connection_at_rest_holds_no_arena() -> None:

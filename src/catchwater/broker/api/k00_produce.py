@@ -159,7 +159,7 @@ def _start_with_care(broker: Broker, call: Call, request: ProduceRequest) -> Lat
     encode = partial(
         _encode, broker, call.correlation_id, call.version, request, throttle_ms, answers
     )
-    return LaterOf(broker.log.preparation.submit(taken, call.frame), encode)
+    return LaterOf(encode, future=broker.log.preparation.submit(taken, call.frame))
 
 
 def _marked(

@@ -100,7 +100,7 @@ def start(broker: Broker, call: Call) -> Later:
             # What reads from storage is metered even where nobody has a quota.
             meter = call.meter or Meter(broker.quotas, call.principal, call.header.client_id or "")
             encode = partial(_encode, meter, call.correlation_id, call.version)
-            later = LaterOf(asyncio.ensure_future(_wait(broker, fetch, answers)), encode)
+            later = LaterOf(encode, future=asyncio.ensure_future(_wait(broker, fetch, answers)))
             later.meter = meter
     call.frame.release()
     return later

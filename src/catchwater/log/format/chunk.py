@@ -129,8 +129,9 @@ def encode(
         # Unpacked at once: this is done for every batch, and names cost more than places.
         _, size, _, _, _, attributes, delta, _, newest, producer, epoch, sequence, count = header
         assert len(data) == size, "a batch is as long as its header says"
-        fields = (topic_id, partition, at, size, producer, epoch, sequence, delta, count, newest)
-        entries.append(_new_tuple(Entry, (*fields, attributes)))
+        fields = (topic_id, partition, at, size, producer, epoch, sequence, delta, count, newest,
+                  attributes)  # fmt: skip
+        entries.append(_new_tuple(Entry, fields))
         parts.append(data)
         at += size
         all_attributes |= attributes

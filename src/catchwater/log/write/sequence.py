@@ -12,6 +12,7 @@ offsets moved. A chunk that ends what is not prepared (a second one for the same
 nothing.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -122,7 +123,7 @@ class Sequenced:
 
     results: list[Result] = field(default_factory=list)
     runs: list[NewRun] = field(default_factory=list)
-    changed: dict[PartitionKey, set[int]] = field(default_factory=dict)
+    changed: defaultdict[PartitionKey, set[int]] = field(default_factory=lambda: defaultdict(set))
     """Partition -> producer ids whose standing changed."""
     txns: set[int] = field(default_factory=set)
     """Producer ids whose transaction has begun or ended."""
@@ -147,18 +148,20 @@ def sequence(
     """
     done = Sequenced()
     for entry in entries:
-        key = (entry.topic_id, entry.partition)
+        # Into names at once: this is done for every batch, and a name costs more than a place.
+        topic_id, partition, _, size, producer_id, _, _, last_delta, _, newest, attributes = entry
+        key = (topic_id, partition)
         state = states.get(key)
         if state is None:
             done.results.append(refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
             continue
         known = None
-        is_control = entry.attributes & CONTROL
-        if is_control or entry.producer_id >= 0:
-            known = standing(state.producers, entry.producer_id, created_ms)
+        is_control = attributes & CONTROL
+        if is_control or producer_id >= 0:
+            known = standing(state.producers, producer_id, created_ms)
             if is_control:
                 answer = _check_end(entry, state, txns, done)
-            elif entry.attributes & TRANSACTIONAL or entry.producer_id in txns:
+            elif attributes & TRANSACTIONAL or producer_id in txns:
                 answer = _check(entry, state, known, txns, done, created_ms)
             else:
                 answer = known_or_refused(entry, known)
@@ -168,15 +171,15 @@ def sequence(
         base_offset = state.high_watermark
         done.results.append(Result(ErrorCode.NONE, base_offset))
         if state.bytes == 0:
-            state.earliest_timestamp = entry.max_timestamp
-        state.high_watermark = base_offset + entry.last_offset_delta + 1
-        state.bytes += entry.size_bytes
-        producers = done.changed.setdefault(key, set())
+            state.earliest_timestamp = newest
+        state.high_watermark = base_offset + last_delta + 1
+        state.bytes += size
+        producers = done.changed[key]
         if is_control:
             _close(entry, state, done, base_offset)
-        elif entry.producer_id >= 0:
-            producers.add(entry.producer_id)
-            state.producers[entry.producer_id] = after_batch(entry, known, base_offset, created_ms)
+        elif producer_id >= 0:
+            producers.add(producer_id)
+            state.producers[producer_id] = after_batch(entry, known, base_offset, created_ms)
         _extend(done.runs, key, entry, base_offset)
     return done
 
@@ -410,28 +413,19 @@ def _close(entry: Entry, state: PartitionState, done: Sequenced, offset: int) ->
 
 def _extend(runs: list[NewRun], key: PartitionKey, entry: Entry, base_offset: int) -> None:
     """Add an accepted batch to the last run if it lies behind it, else begin a run."""
-    last_offset = base_offset + entry.last_offset_delta
+    _, _, byte_offset, size, _, _, _, last_delta, count, newest, _ = entry
+    last_offset = base_offset + last_delta
     if runs:
         run = runs[-1]
-        if run.key == key and run.byte_offset + run.byte_size == entry.byte_offset:
+        if run.key == key and run.byte_offset + run.byte_size == byte_offset:
             assert run.last_offset + 1 == base_offset, "a run's offsets are consecutive"
             run.last_offset = last_offset
-            run.byte_size += entry.size_bytes
-            run.record_count += entry.record_count
-            if entry.max_timestamp > run.max_timestamp:
-                run.max_timestamp = entry.max_timestamp
+            run.byte_size += size
+            run.record_count += count
+            if newest > run.max_timestamp:
+                run.max_timestamp = newest
             return
-    runs.append(
-        NewRun(
-            key,
-            base_offset,
-            last_offset,
-            entry.byte_offset,
-            entry.size_bytes,
-            entry.max_timestamp,
-            entry.record_count,
-        )
-    )
+    runs.append(NewRun(key, base_offset, last_offset, byte_offset, size, newest, count))
 
 
 # --- what a producer may append ------------------------------------------------------------------

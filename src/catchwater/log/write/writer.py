@@ -249,7 +249,7 @@ class Intake:
         states, append_ms = self._states, write.chunk.created_ms
         answers = [_NOTHING] * len(results)
         for index, entry, result in zip(write.order, write.chunk.entries, results, strict=True):
-            state = states.get((entry.topic_id, entry.partition))
+            state = states.get(entry[:2])
             log_start = -1 if state is None else state.log_start
             answers[index] = Appended(result.error, result.base_offset, log_start, append_ms)
         at = 0
