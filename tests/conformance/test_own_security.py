@@ -138,6 +138,16 @@ def test_librdkafka_logs_in_and_gets_back_what_it_wrote(secured: Secured, mechan
     assert values == [b"v%d" % number for number in range(2_000)]
 
 
+def test_the_first_request_after_a_login_may_be_a_large_one(secured: Secured) -> None:
+    """librdkafka's is a Produce; before a login there are small frames only."""
+    settings = secured.settings("alice", **{"message.max.bytes": "2000000"})
+    errors: list[Any] = []
+    producer = Producer(settings | {"message.timeout.ms": "20000"})
+    producer.produce("alices-large", bytes(900_000), on_delivery=lambda e, _: errors.append(e))
+    assert producer.flush(DEADLINE_S) == 0
+    assert errors == [None]
+
+
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
 @pytest.mark.parametrize("user", ["alice", "nobody"])
 def test_a_wrong_password_is_refused(secured: Secured, mechanism: str, user: str) -> None:

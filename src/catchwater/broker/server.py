@@ -213,10 +213,8 @@ class Connection(asyncio.BufferedProtocol):
             self._fail(error)
             frame.release()
             return
-        if self.share.is_new and (self._session is None or self._session.is_in):
-            self.share.is_new = False
-            self._server.entrance.newcomers.drop(self)
-            self._frames.max_frame_bytes = self._broker.config.socket_request_max_bytes
+        if self.share.is_new:
+            self._let_in()
         later.size_bytes, later.started_s = frame.size_bytes, started_s
         if later.meter is not None:
             later.meter.take_time(self._broker.clock.monotonic_s() - started_s)
@@ -227,6 +225,13 @@ class Connection(asyncio.BufferedProtocol):
             self.reply()
         else:
             later.when_done = self._reply_soon
+
+    def _let_in(self) -> None:
+        """It is no newcomer any more once its first request was good, or its login."""
+        if self._session is None or self._session.is_in:
+            self.share.is_new = False
+            self._server.entrance.newcomers.drop(self)
+            self._frames.max_frame_bytes = self._broker.config.socket_request_max_bytes
 
     def _reply_soon(self) -> None:
         """Reply at the end of this turn of the event loop: a chunk answers many requests in one."""
@@ -255,6 +260,8 @@ class Connection(asyncio.BufferedProtocol):
             times.counts[bisect_left(SECONDS, took_s)] += 1
             times.sum_s += took_s
         self.share.hold(-answered_bytes)
+        if self.share.is_new:  # the request after a login may be a large one
+            self._let_in()
         if parts:
             self._send_next(parts)
 
