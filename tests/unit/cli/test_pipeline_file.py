@@ -10,6 +10,7 @@ from catchwater.cli.console import open_here
 from catchwater.pipeline.opened import OpenPipeline
 from catchwater.recovery import pins
 from catchwater.recovery.contract import PartitionTail
+from catchwater.replay.subscription import Subscription
 
 TAILS = {("payments", 0): PartitionTail(15, 100, 0)}
 
@@ -25,6 +26,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(OpenPipeline, "control", None)
     monkeypatch.setattr(pins, "kafka_tails", kafka_tails)
+    kept = {"payments": {"cleanup.policy": "delete", "retention.ms": "60000"}}
+    monkeypatch.setattr(Subscription, "settings", lambda _, topics: {t: kept[t] for t in topics})
     return found
 
 
@@ -35,6 +38,7 @@ def test_another_kafka_is_asked_as_the_source_reads_it_and_has_no_pins(
     pipeline = open_here(pipeline_file)
     state = pipeline.log_state(["payments"], {"alerts": 2})
     assert (state.tails, state.pins, state.sink_epochs) == (TAILS, {}, {"alerts": 2})
+    assert state.kept_ms == {"payments": 60_000}
     assert pipeline.tails() == TAILS
     assert [(told[0], str(told[2])) for told in asked] == [("127.0.0.1:1", "SSL")] * 2
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from catchwater.clock import ManualClock
+from catchwater.clock import SYSTEM, ManualClock
 from catchwater.sinks import reconcile
 from catchwater.sinks.base import (
     EpochDiffers,
@@ -216,9 +216,10 @@ def test_a_database_that_is_away_while_what_is_behind_is_swept_fails_nothing(
     for epoch in range(3):
         world.sink.commit(epoch, world.stage(epoch))
     world.database.plan = ["away"]
-    world.sink.sweep(2, 0)
+    # A moment behind what was staged: what is younger than `keep` is left, and its marks with it.
+    world.sink.sweep(2, SYSTEM.now_ms() + 1000)
     assert not world.database.plan
-    world.sink.sweep(2, 0)
+    world.sink.sweep(2, SYSTEM.now_ms() + 1000)
     with world.database.transaction() as transaction:
         left = transaction.execute("SELECT epoch FROM catchwater_epochs")
     assert left == [(2,)]
