@@ -1,5 +1,6 @@
 """`catchwater schema …`: classes for events out of a schema, and whether the two fit."""
 
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,7 +22,8 @@ Schema = Annotated[
     typer.Argument(
         metavar="SCHEMA",
         show_default=False,
-        help="The path of an Avro schema, or with --registry a subject such as payments-value.",
+        help="The path of an Avro schema, a JSON Schema or a Protobuf descriptor set, or with "
+        "--registry a subject such as payments-value.",
     ),
 ]
 RegistryUrl = Annotated[
@@ -48,6 +50,10 @@ def pull(
         str | None,
         typer.Option("--class", metavar="NAME", help="The class's name, else the record's."),
     ] = None,
+    message: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Of a Protobuf file: the message's full name."),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write there, and not over what is there."),
@@ -55,9 +61,9 @@ def pull(
 ) -> None:
     """Print the Python of the classes that a schema's values become."""
     from catchwater.values.classes import classes_of
+    from catchwater.values.subjects import as_avro
 
-    found = _read(named, registry)
-    source = classes_of(found.text, found.needs, name=name)
+    source = classes_of(*as_avro(_read(named, registry), message), name=name)
     if output is None:
         typer.echo(source, nl=False)
         return
@@ -105,7 +111,7 @@ def _versions(subject: str, registry: str) -> "dict[str, Registered]":
     """Every schema of a subject, the newest first."""
     _read(subject, registry)
     found = sorted(_client(registry).versions(subject).items(), reverse=True)
-    return {f"{subject} version {number}": each for number, each in found if each.kind == "AVRO"}
+    return {f"{subject} version {number}": each for number, each in found}
 
 
 def _say_what_may_come(subject: str, registry: str, declared: type) -> None:
@@ -122,25 +128,41 @@ def _say_what_may_come(subject: str, registry: str, declared: type) -> None:
 
 
 def _read(named: str, registry: str | None) -> "Registered":
-    from catchwater.values.registry import Registered
-
     if registry is None:
         try:
-            return Registered("AVRO", Path(named).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
+            return _of_file(Path(named).read_bytes())
+        except OSError as error:
             raise ConfigError(
-                f"The schema {named} cannot be read: {getattr(error, 'strerror', error)}.",
-                hint="Give the path of an Avro schema, or --registry URL and a subject.",
+                f"The schema {named} cannot be read: {error.strerror}.",
+                hint="Give the path of a schema, or --registry URL and a subject.",
             ) from error
     try:
-        schema_id, found = _client(registry).latest(named)
+        return _client(registry).latest(named)[1]
     except LookupError as error:
         raise ConfigError(
             f"{error}.", hint="Subjects are named TOPIC-value and TOPIC-key by default."
         ) from error
-    if found.kind != "AVRO":
-        raise ConfigError(f"The schema {schema_id} of {named} is {found.kind}, not Avro.")
-    return found
+
+
+def _of_file(content: bytes) -> "Registered":
+    """A schema, whose kind its content tells: Avro's types are other words than JSON Schema's."""
+    from catchwater.values.registry import Registered
+
+    try:
+        text = content.decode()
+        schema = json.loads(text)
+    except ValueError:
+        if b"syntax" in content[:2000] and b"message " in content:
+            raise ConfigError(
+                "It is the source of a Protobuf file.",
+                hint="Make a descriptor set: protoc --include_imports --descriptor_set_out=FILE "
+                "NAME.proto",
+            ) from None
+        from catchwater.values.descriptors import registered
+
+        return registered(content)
+    is_json = isinstance(schema, dict) and {"$schema", "properties", "$ref"} & schema.keys()
+    return Registered("JSON" if is_json else "AVRO", text)
 
 
 def _client(registry: str) -> "RegistryClient":

@@ -1,4 +1,5 @@
-"""An Avro schema as the Python of the classes that its values become.
+"""An Avro schema as the Python of the classes that its values become; Protobuf and JSON Schema are
+brought into its terms first (see `as_avro`).
 
 A record is a dataclass, an enum an `Enum`. Fields that have a default stand last, since Python
 wants it so and values are read by name. A timestamp is an `int`, milliseconds since 1970 (see
@@ -22,6 +23,7 @@ _LOGICAL = {
     "time-millis": "datetime.time", "time-micros": "datetime.time",
     "timestamp-millis": "int", "timestamp-micros": "int",
     "local-timestamp-millis": "datetime.datetime", "local-timestamp-micros": "datetime.datetime",
+    "date-time": "datetime.datetime",
 }  # fmt: skip
 _MODULES = ("datetime", "decimal", "uuid")
 
@@ -107,6 +109,12 @@ class _Writer:
         name, kind = _name(field["name"]), self._type(field["type"])
         doc = f'\n    """{_text(field["doc"])}"""' if field.get("doc") else ""
         default = self._default(field, kind) if "default" in field else ""
+        if field.get("absent"):
+            default = " = None"
+            kind += "" if kind.endswith("| None") else " | None"
+        if kind.startswith('"') or '| "' in kind:
+            # A class within itself: a union of its name in quotes is no type.
+            kind = '"' + kind.replace('"', "") + '"'
         return f"    {name}: {kind}{default}{doc}"
 
     def _default(self, field: Mapping[str, Any], kind: str) -> str:
@@ -139,7 +147,8 @@ class _Writer:
             case "array":
                 return f"list[{self._type(schema['items'])}]"
             case "map":
-                return f"dict[str, {self._type(schema['values'])}]"
+                key = self._type(schema.get("keys", "string"))
+                return f"dict[{key}, {self._type(schema['values'])}]"
             case "fixed":
                 return "bytes"
             case "record" | "enum" | "error":

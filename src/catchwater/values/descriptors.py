@@ -2,9 +2,10 @@
 
 import base64
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message
+from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, FileDescriptor
 
 from catchwater.values.registry import Registered
@@ -70,13 +71,44 @@ def first_message(found: Registered) -> tuple[str, bytes]:
 
     Raises `BadSchema`.
     """
-    file = _file_of(found)
-    names = [each.full_name for each in file.message_types_by_name.values()]
-    if not names:
-        raise BadSchema("The Protobuf file of the registry has no message.")
+    first = messages(found)[0]
     files: dict[str, descriptor_pb2.FileDescriptorProto] = {}
-    _collect(file, files)
-    return names[0], descriptor_pb2.FileDescriptorSet(file=files.values()).SerializeToString()
+    _collect(first.file, files)
+    return first.full_name, descriptor_pb2.FileDescriptorSet(
+        file=files.values()
+    ).SerializeToString()
+
+
+def messages(found: Registered) -> list[Descriptor]:
+    """The messages of a registry's file that lie in no other; there is one at least.
+
+    Raises `BadSchema`.
+    """
+    described = [*_file_of(found).message_types_by_name.values()]
+    if not described:
+        raise BadSchema("The Protobuf file of the registry has no message.")
+    return described
+
+
+def registered(descriptors: bytes) -> Registered:
+    """A descriptor set as a registry would give it: its last file, and those that this needs.
+
+    Raises `BadSchema`.
+    """
+    try:
+        files = [*descriptor_pb2.FileDescriptorSet.FromString(descriptors).file]
+    except message.DecodeError:
+        files = []
+    if not files:
+        raise BadSchema(
+            "It is no descriptor set.",
+            hint="Make one: protoc --include_imports --descriptor_set_out=FILE NAME.proto",
+        )
+    texts = [base64.b64encode(each.SerializeToString()).decode() for each in files]
+    others = [n for n, each in enumerate(files[:-1]) if each.name not in OF_GOOGLE]
+    return Registered(
+        "PROTOBUF", texts[-1], tuple(texts[n] for n in others), tuple(files[n].name for n in others)
+    )
 
 
 def _collect(file: FileDescriptor, files: dict[str, descriptor_pb2.FileDescriptorProto]) -> None:
@@ -143,3 +175,45 @@ def is_repeated(field: FieldDescriptor) -> bool:
     # Before 6.31 there is the label only; from then on the label warns.
     known = getattr(field, "is_repeated", None)
     return bool(field.label == FieldDescriptor.LABEL_REPEATED if known is None else known)
+
+
+def is_required(field: FieldDescriptor) -> bool:
+    """Whether a message has to have it (proto2)."""
+    known = getattr(field, "is_required", None)
+    return bool(field.label == FieldDescriptor.LABEL_REQUIRED if known is None else known)
+
+
+def encoded(described: Descriptor, values: Mapping[str, Any]) -> bytes:
+    """A message with these fields, of inner messages by their own; an enum by its name."""
+    row = _filled(message_factory.GetMessageClass(described)(), values)
+    return bytes(row.SerializePartialToString())
+
+
+def _filled(row: Any, values: Mapping[str, Any]) -> Any:
+    for name, value in values.items():
+        field, place = row.DESCRIPTOR.fields_by_name[name], getattr(row, name)
+        if is_map(field):
+            for key, each in value.items():
+                if field.message_type.fields_by_name["value"].message_type is not None:
+                    _put(place[key], each)
+                else:
+                    place[key] = each
+        elif field.message_type is None:
+            if is_repeated(field):
+                place.extend(value)
+            else:
+                setattr(row, name, value)
+        elif is_repeated(field):
+            for each in value:
+                _put(place.add(), each)
+        else:
+            place.SetInParent()
+            _put(place, value)
+    return row
+
+
+def _put(row: Any, value: Any) -> None:
+    if row.DESCRIPTOR.full_name == PROTOBUF_TIMESTAMP:
+        row.FromDatetime(value)
+    else:
+        _filled(row, value)

@@ -51,8 +51,7 @@ class EventValues(msgspec.Struct, frozen=True):
         if plain is None:
             decode = msgspec.json.Decoder(declared, dec_hook=hook).decode
             return decode if self.registry is None else lambda value: decode(unframed(value))
-        convert = functools.partial(msgspec.convert, type=declared, dec_hook=hook)
-        return lambda value: convert(plain(value))
+        return event_reader(plain, declared, hook)
 
     def check(self, declared: Any, role: str) -> None:
         """Refuse a schema that lacks a field which the class must have. Raises `BadSchema`.
@@ -94,6 +93,14 @@ class EventValues(msgspec.Struct, frozen=True):
         if self.settings.format is ValueFormat.AVRO and self.registry is None:
             return {field["name"] for field in parsed_avro(self.settings.schema, ())["fields"]}
         return None
+
+
+def event_reader(
+    plain: Callable[[bytes], Any], declared: Any, hook: Hook
+) -> Callable[[bytes], Any]:
+    """From a value to an event of the class, by what makes plain Python of the value."""
+    convert = functools.partial(msgspec.convert, type=declared, dec_hook=hook)
+    return lambda value: convert(plain(value))
 
 
 def event_values(settings: ValueSettings, registry: Registry | None) -> EventValues | None:

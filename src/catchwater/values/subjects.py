@@ -6,21 +6,25 @@ Imports no Spark.
 
 import datetime
 import decimal
+import functools
 import json
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import BytesIO
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from catchwater.config import CatchwaterError
+from catchwater.values.as_avro import of_json_schema, of_message
 from catchwater.values.events import (
     EventValues,
     Hook,
+    event_reader,
     fastavro_or_refusal,
     parsed_avro,
+    protobuf_reader,
     required,
 )
 from catchwater.values.registry import Registered, RegistryClient
@@ -95,11 +99,11 @@ def check_subject(
 ) -> None:
     """Raise `EventsUnfit` unless values of the topic's newest schema are events of the class.
 
-    Only of Avro something is known before a value is there; a subject that is not there says
-    nothing. Raises `SchemaUnavailable`.
+    A subject that is not there says nothing, nor does a JSON Schema that leaves a type open. Raises
+    `SchemaUnavailable`.
     """
-    registry = values.registry
-    if registry is None or values.settings.format is not ValueFormat.AVRO:
+    registry, kind = values.registry, values.settings.format
+    if registry is None or values.settings.schema:
         return
     subject = subject_of(topic)
     client = RegistryClient(registry, answer_s=patience_s)
@@ -107,13 +111,18 @@ def check_subject(
         schema_id, found = client.latest(subject)
     except LookupError:
         return
-    if found.kind != "AVRO":
+    if found.kind.lower() != kind.value:
         raise EventsUnfit(
-            f"The newest schema of {subject!r} (id {schema_id}) is {found.kind}, and valueFormat "
-            "is avro.",
+            f"The newest schema of {subject!r} (id {schema_id}) is {named_kind(found)}, and "
+            f"valueFormat is {kind.value}.",
             hint="Say valueFormat as the producers write.",
         )
-    wrong = refused(found, declared, hook, of_type_only=True)
+    try:
+        wrong = refused(found, declared, hook, of_type_only=True)
+    except BadSchema:
+        if kind is ValueFormat.JSON:
+            return
+        raise
     if wrong is not None:
         raise EventsUnfit(
             f"Values of {subject!r} by its newest schema (id {schema_id}) are no events of "
@@ -123,12 +132,56 @@ def check_subject(
         )
 
 
+def named_kind(found: Registered) -> str:
+    """What a schema is, as its kind writes itself."""
+    return {"AVRO": "Avro", "PROTOBUF": "Protobuf", "JSON": "JSON Schema"}.get(
+        found.kind, found.kind
+    )
+
+
+def as_avro(found: Registered, message: str | None = None) -> tuple[str, Sequence[str]]:
+    """A schema of any kind in the terms of Avro (see `catchwater.values.as_avro`), and what it
+    refers to. `message`: the full name of one of a Protobuf file, else its first.
+
+    Raises `BadSchema`.
+    """
+    if found.kind == "PROTOBUF":
+        return json.dumps(of_message(_message_named(found, message))), ()
+    if message is not None:
+        raise BadSchema(f"It is {named_kind(found)}, and has no messages.")
+    if found.kind == "JSON":
+        return json.dumps(of_json_schema(found)), ()
+    return found.text, found.needs
+
+
+def _message_named(found: Registered, name: str | None) -> Any:
+    from catchwater.values.descriptors import messages
+
+    described = {each.full_name: each for each in messages(found)}
+    if name is not None and name not in described:
+        raise BadSchema(
+            f"There is no message {name} in the Protobuf file; it has: {', '.join(described)}."
+        )
+    return described[name or next(iter(described))]
+
+
 def refused(
     found: Registered, declared: Any, hook: Hook, *, of_type_only: bool = False
 ) -> str | None:
-    """Why some value of an Avro schema is no event of the class (see `refused_sample`)."""
-    values = EventValues(ValueSettings(ValueFormat.AVRO, whole(found)))
-    return refused_sample(values, declared, hook, of_type_only=of_type_only)
+    """Why some value of a schema is no event of the class; None: each one made up is.
+
+    Values are made up so that each member of a union, each name of an enum, and each field that may
+    be absent is met once; of a Protobuf file with several messages it is enough that the values of
+    one are events. `of_type_only`: what the class itself refuses of a value does not count, for
+    values that are made up may lie where real ones never do. Raises `BadSchema`.
+    """
+    first: str | None = None
+    for made in _made_up(found):
+        wrong = made.refused(declared, hook, of_type_only)
+        if wrong is None:
+            return None
+        first = first or wrong
+    return first
 
 
 def may_drop(level: str, declared: Any) -> Sequence[str]:
@@ -163,31 +216,59 @@ _KINDS = ("record", "enum", "fixed", "error", "array", "map")
 # --- values that a schema may have ---------------------------------------------------------------
 
 
-def refused_sample(
-    values: EventValues, declared: Any, hook: Hook, *, of_type_only: bool = False
-) -> str | None:
-    """Why some value of an Avro schema is no event of the class; None: each one made up is.
+class _MadeUp(NamedTuple):
+    """Values by a schema of a record: how one is encoded, and what reads it as a class's event."""
 
-    Values are made up so that each member of a union and each name of an enum is met once.
-    `of_type_only`: what the class itself refuses of a value does not count, for values that are
-    made up may lie where real ones never do. Raises `BadSchema`.
-    """
-    try:
-        values.check(declared, "class")
-    except BadSchema as error:
-        return str(error)
-    schema = parsed_avro(values.settings.schema, ())
-    decode = values.decoder(declared, hook)
-    for row in _Samples().of(schema):
-        out = BytesIO()
-        fastavro_or_refusal().schemaless_writer(out, schema, row)
-        try:
-            decode(out.getvalue())
-        except _OF_THE_CLASS as error:
-            if of_type_only and not _is_of_type(error):
-                continue
-            return f"{error} (for the value {row!r})"
-    return None
+    schema: Any
+    """In the terms of Avro."""
+    encode: Callable[[Any], bytes]
+    decoder: Callable[[Any, Hook], Callable[[bytes], Any]]
+
+    def refused(self, declared: Any, hook: Hook, of_type_only: bool) -> str | None:
+        names = [each["name"] for each in self.schema["fields"]]
+        for name in required(declared):
+            if name not in names:
+                return (
+                    f"The class {declared.__name__} must have the field {name!r}, which the schema "
+                    f"does not have; it has {', '.join(names)}."
+                )
+        decode = self.decoder(declared, hook)
+        for row in _Samples().of(self.schema):
+            try:
+                decode(self.encode(row))
+            except _OF_THE_CLASS as error:
+                if of_type_only and not _is_of_type(error):
+                    continue
+                return f"{error} (for the value {row!r})"
+        return None
+
+
+def _made_up(found: Registered) -> Iterator[_MadeUp]:
+    """By each record that values may be of. Raises `BadSchema`."""
+    if found.kind == "PROTOBUF":
+        from catchwater.values.descriptors import encoded, messages
+
+        for message in messages(found):
+            yield _MadeUp(
+                of_message(message),
+                functools.partial(encoded, message),
+                lambda declared, hook, message=message: event_reader(  # type: ignore[misc]
+                    protobuf_reader(message, declared), declared, hook
+                ),
+            )
+    elif found.kind == "JSON":
+        values = EventValues(ValueSettings(ValueFormat.JSON))
+        yield _MadeUp(of_json_schema(found), msgspec.json.encode, values.decoder)
+    else:
+        values = EventValues(ValueSettings(ValueFormat.AVRO, whole(found)))
+        schema = parsed_avro(values.settings.schema, ())
+        yield _MadeUp(schema, functools.partial(_encoded, schema), values.decoder)
+
+
+def _encoded(schema: Any, row: Any) -> bytes:
+    out = BytesIO()
+    fastavro_or_refusal().schemaless_writer(out, schema, row)
+    return out.getvalue()
 
 
 _OF_TYPE = re.compile(r"Expected .*, got |Object missing required field|Invalid enum value")
@@ -239,11 +320,14 @@ class _Samples:
             return [decimal.Decimal(1).scaleb(-int(schema.get("scale", 0)))]
         if isinstance(logical, str) and logical in _SAMPLES:
             return [_SAMPLES[logical]]
+        if logical == "date-time":
+            return [_SAMPLES["timestamp-millis"]]
         match kind:
             case "array":
                 return [[], *([each] for each in self.of(schema["items"]))]
             case "map":
-                return [{}, *({"k": each} for each in self.of(schema["values"]))]
+                [key] = self.of(schema.get("keys", "string"))
+                return [{}, *({key: each} for each in self.of(schema["values"]))]
             case "enum":
                 return list(schema["symbols"])
             case "fixed":
@@ -254,10 +338,13 @@ class _Samples:
 
     def _of_record(self, schema: Mapping[str, Any]) -> list[Any]:
         self._open.add(schema["name"])
-        of_fields = {each["name"]: self.of(each["type"]) for each in schema["fields"]}
+        found = {each["name"]: (self.of(each["type"]), each) for each in schema["fields"]}
         self._open.discard(schema["name"])
-        if not all(of_fields.values()):
+        of_fields = {name: made for name, (made, each) in found.items() if made}
+        if not all(made or each.get("absent") for made, each in found.values()):
             return []
         first = {name: found[0] for name, found in of_fields.items()}
         others = [{**first, name: each} for name, found in of_fields.items() for each in found[1:]]
-        return [first, *others]
+        absent = [each["name"] for each in schema["fields"] if each.get("absent") == "declared"]
+        without = [{k: v for k, v in first.items() if k != name} for name in absent]
+        return [first, *others, *without]

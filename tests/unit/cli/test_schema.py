@@ -4,11 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+from google.protobuf import descriptor_pb2
 from tests.schema_registry import schema_registry
 from typer.testing import CliRunner
 
 from catchwater.cli.schema import app
 from catchwater.config import ConfigError
+from catchwater.values.settings import BadSchema
 
 pytest.importorskip("fastavro")
 
@@ -69,6 +71,24 @@ def test_a_class_is_held_against_a_schema(tmp_path: Path, monkeypatch: pytest.Mo
     assert code == 4 and "must have the field 'place'" in output
     with pytest.raises(ConfigError, match=r"none\.avsc cannot be read"):
         run("check", "none.avsc", "held_events:Txn")
+
+
+def test_the_kind_of_a_file_is_told_from_what_is_in_it(tmp_path: Path) -> None:
+    json_schema = {"properties": {"n": {"type": "integer"}}, "required": ["n"], "title": "Order"}
+    (tmp_path / "order.json").write_text(json.dumps(json_schema))
+    assert run("pull", tmp_path / "order.json")[1].endswith("class Order:\n    n: int\n")
+    file = descriptor_pb2.FileDescriptorProto(name="a.proto", package="pay", syntax="proto3")
+    file.message_type.add(name="Txn")
+    file.message_type.add(name="Other").field.add(name="n", number=1, type="TYPE_INT64", label=1)
+    files = descriptor_pb2.FileDescriptorSet(file=[file])
+    (tmp_path / "a.desc").write_bytes(files.SerializeToString())
+    named = (tmp_path / "a.desc", "--message", "pay.Other")
+    assert run("pull", *named)[1].endswith("class Other:\n    n: int\n")
+    (tmp_path / "a.proto").write_text('syntax = "proto3"; message Txn {}')
+    with pytest.raises(ConfigError, match="source of a Protobuf file"):
+        run("pull", tmp_path / "a.proto")
+    with pytest.raises(BadSchema, match="has no messages"):
+        run("pull", tmp_path / "order.json", "--message", "Order")
 
 
 def test_every_version_of_a_subject_is_held_against_the_class_and_what_may_come_is_said(

@@ -1,11 +1,14 @@
 """The newest schema of a subject against the class of events, before a start."""
 
+import base64
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 import pytest
+from google.protobuf import descriptor_pb2
 from tests.schema_registry import FakeRegistry, schema_registry
 
 from catchwater.state.records import from_plain
@@ -83,19 +86,53 @@ def test_bounds_of_the_class_and_more_fields_are_no_reason(registry: FakeRegistr
     check(registry)
 
 
-def test_a_subject_that_is_not_there_says_nothing_and_other_formats_are_not_asked_for(
+def test_a_subject_that_is_not_there_says_nothing_and_another_format_is_refused(
     registry: FakeRegistry,
 ) -> None:
     check(registry)
-    asked = len(registry.asked)
     check(registry, ValueFormat.JSON)
-    assert len(registry.asked) == asked
     registry.register(1, "{}", "payments-value", schemaType="JSON")
-    with pytest.raises(EventsUnfit, match="is JSON, and valueFormat is avro"):
+    with pytest.raises(EventsUnfit, match="is JSON Schema, and valueFormat is avro"):
         check(registry)
     registry.status = 500
     with pytest.raises(SchemaUnavailable):
         check(registry)
+
+
+def test_a_json_schema_whose_values_are_no_events_is_refused_and_one_of_open_types_says_nothing(
+    registry: FakeRegistry,
+) -> None:
+    of = {"card": {"type": "string"}, "n": {"type": "integer"}}
+    good = {"type": "object", "properties": of, "required": ["card", "n"]}
+    registry.register(1, json.dumps(good), "payments-value", schemaType="JSON")
+    check(registry, ValueFormat.JSON)
+    registry.register(
+        2, json.dumps(good | {"required": ["card"]}), "payments-value", 2, schemaType="JSON"
+    )
+    with pytest.raises(EventsUnfit, match=r"\(id 2\) are no events of Txn: .*required field `n`"):
+        check(registry, ValueFormat.JSON)
+    is_open = {"type": "object", "properties": {**of, "n": {}}, "required": ["card", "n"]}
+    registry.register(3, json.dumps(is_open), "payments-value", 3, schemaType="JSON")
+    check(registry, ValueFormat.JSON)
+
+
+def test_a_protobuf_file_whose_values_are_no_events_is_refused(registry: FakeRegistry) -> None:
+    file = descriptor_pb2.FileDescriptorProto(name="txn.proto", package="pay", syntax="proto3")
+    txn = file.message_type.add(name="Txn")
+    txn.field.add(
+        name="card", number=1, type=descriptor_pb2.FieldDescriptorProto.TYPE_STRING, label=1
+    )
+    amount = txn.field.add(
+        name="n", number=2, type=descriptor_pb2.FieldDescriptorProto.TYPE_INT64, label=1
+    )
+    for number, kind in ((1, "TYPE_INT64"), (2, "TYPE_STRING")):
+        amount.type = descriptor_pb2.FieldDescriptorProto.Type.Value(kind)
+        text = base64.b64encode(file.SerializeToString()).decode()
+        registry.register(number, text, "payments-value", number, schemaType="PROTOBUF")
+        if number == 1:
+            check(registry, ValueFormat.PROTOBUF)
+    with pytest.raises(EventsUnfit, match=r"\(id 2\) are no events of Txn: .*got `str`.*\$\.n"):
+        check(registry, ValueFormat.PROTOBUF)
 
 
 def test_what_the_next_schema_may_leave_out_its_level_says() -> None:
