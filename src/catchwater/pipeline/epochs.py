@@ -95,13 +95,16 @@ class EpochWriter:
         *,
         poison_limit: int | None = None,
         collected_ms: Callable[[], float] = lambda: 0.0,
+        place: Callable[[Any, int], Any] = lambda rows, epoch: rows,
     ) -> None:
         """`manifests`: how many an epoch has, one for each shard of each stage.
 
         `poison_limit`: with more poisoned records, over all epochs, no epoch is committed.
         `collected_ms`: how long the JVM has stood still to collect garbage so far.
+        `place`: makes the manifests of the rows that Spark gives, unless they are these.
         """
         self._collected_ms = collected_ms
+        self._place = place
         self._poison_limit = poison_limit
         self._ledger = ledger
         self._sinks = sinks
@@ -113,10 +116,11 @@ class EpochWriter:
     def __call__(self, rows: Any, epoch: int) -> None:
         """Run the epoch and write it, once."""
         began_s, collected_ms = self._clock.monotonic_s(), self._collected_ms()
-        found = [msgspec.msgpack.decode(row.blob, type=Manifest) for row in rows.collect()]
-        run_ms = (self._clock.monotonic_s() - began_s) * 1000
-        found.sort(key=lambda each: (each.shard.stage, each.shard.shard))
         try:
+            answers = self._place(rows, epoch).collect()
+            found = [msgspec.msgpack.decode(row.blob, type=Manifest) for row in answers]
+            run_ms = (self._clock.monotonic_s() - began_s) * 1000
+            found.sort(key=lambda each: (each.shard.stage, each.shard.shard))
             self._write(epoch, found, round(run_ms, 1), self._collected_ms() - collected_ms)
         except CatchwaterError as error:
             self.failure = error

@@ -262,9 +262,11 @@ WRONG: dict[str, tuple[Make, str]] = {
         ),
         "spark.sql.shuffle.partitions is not for a pipeline's file to set",
     ),
-    "a master that was not tried": (
-        lambda: Pipeline("c", CardRisk, source=KAFKA, sinks=[Topic("a")], spark={"master": "yarn"}),
-        "master = 'yarn' is none that a pipeline was tried on",
+    "a master that Spark does not have": (
+        lambda: Pipeline(
+            "c", CardRisk, source=KAFKA, sinks=[Topic("a")], spark={"master": "mesos"}
+        ),
+        "master = 'mesos' is none that Spark has",
     ),
 }
 

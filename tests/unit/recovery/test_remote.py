@@ -11,7 +11,7 @@ import pytest
 from tests.unit.pipeline.spark.test_epochs import FakeSink, Rows, manifest, plan
 
 from catchwater.clock import Clock, ManualClock
-from catchwater.objects.base import StoreUnavailable
+from catchwater.objects.base import StoreRefused, StoreUnavailable
 from catchwater.objects.local import LocalStore
 from catchwater.pipeline.epochs import EpochWriter
 from catchwater.recovery import checkpoint, fenced, handover, remote, rewind
@@ -410,4 +410,20 @@ def test_a_store_that_is_away_is_said_to_be(
         pass
     monkeypatch.undo()
     with lock(machine("a")):
+        pass
+
+
+def test_a_store_that_denies_writes_is_said_to_and_has_nothing_of_it(
+    machine: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(*_: object) -> int:
+        raise StoreRefused("The lease cannot be stored: S3 answered 403.")
+
+    for name in ("put", "put_if_absent"):
+        monkeypatch.setattr(LocalStore, name, denied)
+    with pytest.raises(StoreRefused, match="answered 403"), lock(machine("a")):
+        pass
+    monkeypatch.undo()
+    assert Ledger(machine("b")).epochs() == []
+    with lock(machine("b")):
         pass

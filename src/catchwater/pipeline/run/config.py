@@ -85,7 +85,10 @@ _OWNED_BY_US = {
     "ledger says; see trigger in [pipeline] and retain in [recovery].",
 }  # fmt: skip
 """Spark's settings that a file may not say, each with what it is for, or where to say it."""
-_MASTER = re.compile(r"local(\[(\d+|\*)\])?|local-cluster\[\d+,\d+,\d+\]|spark://[^/\s]+:\d+\S*")
+_MASTER = re.compile(
+    r"local(\[(\d+|\*)\])?|local-cluster\[\d+,\d+,\d+\]|spark://[^/\s]+:\d+\S*"
+    r"|yarn|k8s://(https?://)?[^/:\s]+(:\d+)?/?"
+)
 
 _NAMED = ("sink", "table", "call")
 """Sections of which there are many, each with a name: `[sink.NAME]`."""
@@ -751,10 +754,9 @@ def _spark(file: _File) -> dict[str, str]:
     master = said.get("master", "local")
     if not _MASTER.fullmatch(master):
         raise ConfigError(
-            f"{file.found['spark', 'master'].where}: master = {master!r} is none that a pipeline "
-            "was tried on.",
-            hint='"local[4]", or "spark://HOST:PORT" of a standalone cluster. A session on another '
-            "one can be given to a pipeline in Python: pipeline.start(spark).",
+            f"{file.found['spark', 'master'].where}: master = {master!r} is none that Spark has.",
+            hint='"local[4]", "spark://HOST:PORT" of a standalone cluster, "yarn", or '
+            '"k8s://https://HOST:PORT" of Kubernetes.',
         )
     return said
 

@@ -47,7 +47,7 @@ from catchwater.pipeline.rows import from_arrow, to_arrow
 from catchwater.pipeline.run import versions
 from catchwater.pipeline.run.background import beside_the_query
 from catchwater.pipeline.run.config import AVAILABLE_NOW, CONTINUOUS, DEAD_LETTER, PipelineConfig
-from catchwater.pipeline.run.driver import Stop, take_report
+from catchwater.pipeline.run.driver import Stop, shared_folder, take_report
 from catchwater.pipeline.run.following import following
 from catchwater.pipeline.run.metrics import PipelineMetrics
 from catchwater.pipeline.run.traces import EpochTraces
@@ -83,6 +83,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
+    from catchwater.pipeline.spark.placement import Homes
     from catchwater.pipeline.spark.source import PackedSettings
 
 _log = logging.getLogger("catchwater.pipeline")
@@ -350,13 +351,14 @@ def run_query(
         sweep_cache(config.checkpoint)
     # After each epoch: the writer commits it, upkeep pins it and writes its contract.
     shards = config.shard_count * len(pipeline.specs)
-    ledger = Ledger(config.checkpoint)
-    limit = poison_limit(pipeline)
+    ledger, chain = Ledger(config.checkpoint), stages(pipeline)
+    homes = homes_of(spark, pipeline, chain, clock)
     writer = EpochWriter(
         ledger, pipeline.sinks, shards, clock,
-        poison_limit=limit, collected_ms=session.collected_ms(spark),
+        poison_limit=poison_limit(pipeline), collected_ms=session.collected_ms(spark),
+        **({"place": homes.place} if homes else {}),
     )  # fmt: skip
-    chain = stages(pipeline)
+    in_query = [] if homes else chain
     upkeep = upkeep_of(pipeline, chain, clock)
     _log.info("Running %s, checkpoint %s.", pipeline.name, shown(config.checkpoint))
     traces = replace(traces, since_ms=clock.now_ms())
@@ -380,7 +382,7 @@ def run_query(
             served_metrics(pipeline) as metrics,
             beside_the_query(pipeline, metrics.observe if metrics else None, clock) as reporter,
         ):
-            failure = run_to_end(lambda: start_query(spark, pipeline, chain, writer), look)
+            failure = run_to_end(lambda: start_query(spark, pipeline, in_query, writer), look)
             reporter.last_state = "failed" if failure and not stop.requested else "stopped"
         last = upkeep.look(at_once=True) if handover.take_over(config.checkpoint) else []
         if spans is not None:
@@ -486,7 +488,7 @@ def _is_ready_to_hand_over(folder: Path) -> bool:
 def start_query(
     spark: "SparkSession", pipeline: OpenPipeline, chain: Sequence[Stage], writer: Any
 ) -> "StreamingQuery":
-    """Start the query on this session, with `writer` as its `foreachBatch`."""
+    """Start the query of these stages on this session, with `writer` as its `foreachBatch`."""
     from catchwater.pipeline.spark.source import PackedSource
 
     config = pipeline.config
@@ -502,6 +504,29 @@ def start_query(
     elif config.trigger != CONTINUOUS:
         query = query.trigger(processingTime=config.trigger)
     return query.start()
+
+
+def homes_of(
+    spark: "SparkSession", pipeline: OpenPipeline, chain: Sequence[Stage], clock: Clock
+) -> "Homes | None":
+    """What runs the chain on executors that are processes of their own; None: there are none.
+
+    Its stages are then no part of the streaming query: each epoch's tasks have places of their own.
+    """
+    if not session.has_executors(spark):
+        return None
+    from catchwater.pipeline.spark.placement import Homes
+
+    config = pipeline.config
+    return Homes(
+        spark,
+        [operator(stage) for stage in chain],
+        Ledger(config.checkpoint),
+        lambda hosts: session.check_executors(spark, shared_folder(config), clock, hosts),
+        tasks=config.tasks,
+        shards=config.shard_count,
+        clock=clock,
+    )
 
 
 def stages(pipeline: OpenPipeline) -> list[Stage]:

@@ -15,6 +15,7 @@ after looking whether that can run a pipeline.
 
 import fcntl
 import functools
+import importlib
 import importlib.metadata
 import importlib.util
 import os
@@ -34,6 +35,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError, Restart
@@ -137,6 +139,10 @@ class SessionUnfit(CatchwaterError):
 
     exit_code = 2
     restart = Restart.NEVER
+
+
+class ClusterAway(CatchwaterError):
+    """A cluster does not answer, or has no room; it may at another start."""
 
 
 class JvmEnded(CatchwaterError):
@@ -458,12 +464,17 @@ def has_executors(spark: "SparkSession") -> bool:
 
 
 def settings_of(said: Mapping[str, str], python_path: Sequence[str]) -> dict[str, str]:
-    """What `[spark]` says, as `start` takes it. Raises `SessionUnfit` if no such master answers."""
+    """What `[spark]` says, as `start` takes it.
+
+    Raises `SessionUnfit` where something is missing that its master needs, and `ClusterAway` if
+    that does not answer.
+    """
     conf = {key: value for key, value in said.items() if key != "master"}
     master = said.get("master")
     if master is None:
         return conf
-    if master.startswith("spark://"):
+    _check_tools(master, conf)
+    if is_cluster(said) and not master.startswith("local-cluster"):
         # Executors find the driver where the master sees this machine.
         here = _find_master(master)
         conf = {"spark.driver.host": here, "spark.driver.bindAddress": here, **conf}
@@ -474,19 +485,73 @@ def settings_of(said: Mapping[str, str], python_path: Sequence[str]) -> dict[str
     return {**conf, "spark.master": _with_attempts(master)}
 
 
-def _find_master(url: str) -> str:
-    """This machine's address on the way to the master. Raises `SessionUnfit` if none answers.
+def _check_tools(master: str, conf: Mapping[str, str]) -> None:
+    """Raise `SessionUnfit` naming what YARN or Kubernetes would need and is not there.
 
-    Spark itself would try for a minute.
+    Spark itself would tell nobody but its log.
     """
-    addresses = re.findall(r"([^,/]+):(\d+)", url.removeprefix("spark://"))
-    for host, port in addresses:
-        with suppress(OSError), socket.create_connection((host, int(port)), _MASTER_S) as found:
-            return str(found.getsockname()[0])
-    raise SessionUnfit(
-        f"No Spark master answers at {url}.",
-        hint="Is it the address that its page shows, and can this machine reach it?",
+    part = {"yarn": "yarn", "k8s": "kubernetes"}.get(master.partition(":")[0])
+    if part is None:
+        return
+    jars = Path(
+        os.environ.get("SPARK_HOME") or importlib.import_module("pyspark").__path__[0], "jars"
     )
+    if not any(jars.glob(f"spark-{part}_*.jar")):
+        raise SessionUnfit(
+            f"The Spark whose jars are in {jars} was built without {part}.",
+            hint="The one that pip installs has it: unset SPARK_HOME.",
+        )
+    if part == "yarn" and not any(
+        Path(folder, "yarn-site.xml").is_file() for folder in map(os.environ.get, _YARN) if folder
+    ):
+        raise SessionUnfit(
+            f"Neither {' nor '.join(_YARN)} names a folder with a yarn-site.xml, by which Spark "
+            "finds YARN.",
+            hint="Copy the cluster's /etc/hadoop/conf to this machine, and set HADOOP_CONF_DIR.",
+        )
+    if part == "kubernetes" and not any(
+        f"spark.kubernetes.{of}container.image" in conf for of in ("", "executor.")
+    ):
+        raise SessionUnfit(
+            "Executors on Kubernetes need an image, and [spark] names none.",
+            hint='spark.kubernetes.container.image = "registry.example/cards:1", which has Java, '
+            "this Python and catchwater[spark]: docs/spark.md.",
+        )
+
+
+_YARN = ("YARN_CONF_DIR", "HADOOP_CONF_DIR")
+
+
+def _find_master(url: str) -> str:
+    """This machine's address on the way to the master. Raises `ClusterAway` if none answers.
+
+    Spark itself would try for a minute. YARN's address is Hadoop's to know; the way there is the
+    one that leads out of this machine.
+    """
+    if url == "yarn":
+        with socket.socket(type=socket.SOCK_DGRAM) as way, suppress(OSError):
+            way.connect(("192.0.2.1", 9))  # of no machine; a datagram's way, and none is sent
+            return str(way.getsockname()[0])
+        return "127.0.0.1"
+    for host, port in _addresses(url):
+        with suppress(OSError), socket.create_connection((host, port), _MASTER_S) as found:
+            return str(found.getsockname()[0])
+    raise ClusterAway(
+        f"No {'Kubernetes' if url.startswith('k8s') else 'Spark master'} answers at {url}.",
+        hint="Is it the address that its page shows, and can this machine reach it?"
+        if url.startswith("spark")
+        else "Is it what `kubectl cluster-info` shows, and can this machine reach it?",
+    )
+
+
+def _addresses(url: str) -> list[tuple[str, int]]:
+    """Host and port of a standalone cluster's masters, or of Kubernetes' API."""
+    if not url.startswith("k8s://"):
+        found = re.findall(r"([^,/]+):(\d+)", url.removeprefix("spark://"))
+        return [(host, int(port)) for host, port in found]
+    said = url.removeprefix("k8s://")
+    parts = urlsplit(said if "://" in said else f"https://{said}")
+    return [(parts.hostname or "", parts.port or (80 if parts.scheme == "http" else 443))]
 
 
 def check_alone() -> None:
@@ -536,13 +601,19 @@ def borrow(
     return mine
 
 
-def check_executors(spark: "SparkSession", shared: Path | None, clock: Clock) -> None:
-    """Let every executor say what it has of what a pipeline needs, and that it sees this folder.
+def check_executors(
+    spark: "SparkSession", shared: Path | None, clock: Clock, hosts: Sequence[str] = ()
+) -> dict[str, str]:
+    """Let executors say what they have of what a pipeline needs, and that they see this folder.
 
-    None: state and outputs lie in a store that is no folder. Raises `SessionUnfit` naming the host
-    that lacks something.
+    `shared` is None where state and outputs lie in a store that is no folder. All executors that
+    take a task are asked, or one on each of these `hosts`; then the result is what each of them
+    calls itself. Raises `SessionUnfit` naming the host that lacks something, and `ClusterAway`
+    where there are none.
     """
     from py4j.protocol import Py4JJavaError
+
+    from catchwater.pipeline.spark.placement import located
 
     context = spark.sparkContext
     token = f"catchwater-{clock.token()}"
@@ -555,14 +626,18 @@ def check_executors(spark: "SparkSession", shared: Path | None, clock: Clock) ->
 
     def ask() -> list[_Looked]:
         context.addJobTag(token)
-        return list(context.parallelize(range(count), count).map(look).collect())
+        if hosts:
+            found = located(spark, list(enumerate(hosts))).rdd.map(look)
+        else:
+            found = context.parallelize([(n,) for n in range(count)], count).map(look)
+        return list(found.collect())
 
     asking = ThreadPoolExecutor(1, "ask-executors")
     try:
         found = asking.submit(ask).result(_EXECUTORS_S)
     except TimeoutError as error:
         context.cancelJobsWithTag(token)
-        raise SessionUnfit(
+        raise ClusterAway(
             f"No executor of {context.master} has taken a task within {_EXECUTORS_S} s.",
             hint="Are there workers with cores and memory to spare? spark.cores.max, "
             "spark.executor.cores and spark.executor.memory say what is asked of them.",
@@ -573,7 +648,7 @@ def check_executors(spark: "SparkSession", shared: Path | None, clock: Clock) ->
         asking.shutdown(wait=False)
         if probe is not None:
             probe.unlink(missing_ok=True)
-    for node, python, has, sees in sorted(found, key=lambda each: each[0]):
+    for _, node, python, has, sees in sorted(found, key=lambda each: each[1]):
         _refuse_unfit(node, python, has, needed)
         if not sees:
             raise SessionUnfit(
@@ -581,15 +656,16 @@ def check_executors(spark: "SparkSession", shared: Path | None, clock: Clock) ->
                 hint="Name a folder in [pipeline] checkpoint that driver and executors share, or a "
                 "URL that all reach: s3://bucket/cards.",
             )
+    return {hosts[number]: node for number, node, *_ in found} if hosts else {}
 
 
-_Looked = tuple[str, str, dict[str, str], bool]
+_Looked = tuple[int, str, str, dict[str, str], bool]
 
 
-def _look(path: str, needed: Mapping[str, str]) -> Callable[[int], _Looked]:
-    """What tells of an executor: its host, its Python, its packages, and whether it sees a path."""
+def _look(path: str, needed: Mapping[str, str]) -> Callable[[Any], _Looked]:
+    """What tells of an executor: which one, its own name, its Python, versions, what it sees."""
 
-    def look(_: int) -> _Looked:
+    def look(row: Any) -> _Looked:
         # Sent whole, without our package: an executor may lack it, and then says so.
         import importlib.metadata
         import os
@@ -603,7 +679,7 @@ def _look(path: str, needed: Mapping[str, str]) -> Callable[[int], _Looked]:
             except importlib.metadata.PackageNotFoundError:
                 has[name] = ""
         sees = not path or os.path.exists(path)
-        return platform.node(), sys.executable, has, sees
+        return int(row[0]), platform.node(), sys.executable, has, sees
 
     look.__annotations__ = {}  # they name what only this module has
     return look

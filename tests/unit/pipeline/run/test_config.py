@@ -294,9 +294,16 @@ def test_settings_that_are_ours_are_refused_with_the_reason(
     assert told in (raised.value.hint or "")
 
 
-@pytest.mark.parametrize("master", ["yarn", "k8s://h:443", "spark://h", "local[x]", "mesos://h:1"])
-def test_a_master_that_no_pipeline_was_tried_on_is_refused(tmp_path: Path, master: str) -> None:
-    with pytest.raises(ConfigError, match="is none that a pipeline was tried on"):
+@pytest.mark.parametrize(
+    "master", ["yarn", "k8s://h:443", "k8s://https://kubernetes.default.svc", "spark://a:1,b:2"]
+)
+def test_a_pipeline_runs_on_every_cluster_that_spark_has(tmp_path: Path, master: str) -> None:
+    assert read(tmp_path, SPARK, CATCHWATER_SPARK__MASTER=master).spark["master"] == master
+
+
+@pytest.mark.parametrize("master", ["Yarn", "k8s://", "spark://h", "local[x]", "mesos://h:1"])
+def test_a_master_that_spark_does_not_have_is_refused(tmp_path: Path, master: str) -> None:
+    with pytest.raises(ConfigError, match="is none that Spark has"):
         read(tmp_path, SPARK, CATCHWATER_SPARK__MASTER=master)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from tests.ports import free_port
 
+from catchwater.config import Restart
 from catchwater.pipeline.spark import session
 from catchwater.pipeline.spark.session import JavaMissing, SparkMissing, cache_folder, find_java
 
@@ -188,10 +189,41 @@ def test_executors_find_the_driver_where_it_reaches_the_master() -> None:
         assert named["spark.driver.host"] == "h"
 
 
-def test_a_master_that_does_not_answer_is_named() -> None:
-    url = f"spark://127.0.0.1:{free_port()}"
-    with pytest.raises(session.SessionUnfit, match=f"No Spark master answers at {url}"):
-        session.settings_of({"master": url}, [])
+@pytest.mark.parametrize("kind", ["spark://{}", "k8s://https://{}"])
+def test_a_master_that_does_not_answer_is_named_and_tried_again(kind: str) -> None:
+    url = kind.format(f"127.0.0.1:{free_port()}")
+    said = {"master": url, "spark.kubernetes.container.image": "cards:1"}
+    with pytest.raises(session.ClusterAway, match=f"answers at {url}") as raised:
+        session.settings_of(said, [])
+    assert raised.value.restart is Restart.AGAIN and raised.value.exit_code not in (2, 5)
+
+
+def test_what_yarn_and_kubernetes_need_is_named_where_it_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    kubernetes = {"master": f"k8s://127.0.0.1:{free_port()}"}
+    with pytest.raises(session.SessionUnfit, match="need an image"):
+        session.settings_of(kubernetes, [])
+    with pytest.raises(session.SessionUnfit, match="Neither YARN_CONF_DIR nor HADOOP_CONF_DIR"):
+        session.settings_of({"master": "yarn"}, [])
+    (tmp_path / "yarn-site.xml").write_text("<configuration/>")
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+    found = session.settings_of({"master": "yarn"}, ["/a"])
+    assert found["spark.master"] == "yarn" and found["spark.executorEnv.PYTHONPATH"] == "/a"
+    assert found["spark.driver.host"].count(".") == 3
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    with pytest.raises(session.SessionUnfit, match="was built without yarn"):
+        session.settings_of({"master": "yarn"}, [])
+
+
+def test_kubernetes_api_has_a_port_though_none_is_said() -> None:
+    assert session._addresses("k8s://https://kubernetes.default.svc") == [
+        ("kubernetes.default.svc", 443)
+    ]
+    assert session._addresses("k8s://h:6443") == [("h", 6443)]
+    assert session._addresses("spark://a:1,b:2") == [("a", 1), ("b", 2)]
 
 
 def test_the_environment_of_a_later_session_is_the_callers(
