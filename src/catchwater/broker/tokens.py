@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 from catchwater.broker_config import BrokerConfig
 from catchwater.clock import Clock
 from catchwater.config import ConfigError
+from catchwater.objects.urls import NoRedirect
 from catchwater.wire.security.verifiers import NotProved
 
 ALGORITHMS = (
@@ -47,11 +48,6 @@ class TokenUser(NamedTuple):
 
     user: str
     left_s: float
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
-        return None
 
 
 class Tokens:
@@ -146,7 +142,7 @@ class Tokens:
         opener = urllib.request.build_opener(
             urllib.request.HTTPSHandler(context=context),
             urllib.request.ProxyHandler({}),
-            _NoRedirects(),
+            NoRedirect(),
         )
         with opener.open(self._url, timeout=_PATIENCE_S) as reply:
             data: bytes = reply.read(_MOST_BYTES + 1)

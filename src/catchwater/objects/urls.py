@@ -81,14 +81,14 @@ def _store(place: str, keys: str) -> ObjectStore:
     return open_store(place, SYSTEM)
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A signature is one for its host: nobody sends a reader on."""
+class NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A signature, or a login, is one for the host that was named: nobody sends a reader on."""
 
     def redirect_request(self, *asked: object) -> None:
         return None
 
 
-_OPENER = urllib.request.build_opener(_NoRedirect)
+_OPENER = urllib.request.build_opener(NoRedirect)
 
 
 def _open_object(path: str, flags: int) -> int:
