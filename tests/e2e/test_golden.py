@@ -1,8 +1,9 @@
 """What an earlier version wrote is read by this one: a log, a checkpoint, a savepoint (fault F41).
 
-`tests/golden/<day>.tar.xz` was written by the code of that day and is never written again; what was
-done then is told by the constants here. Its broker was killed with records that its catalog had not
-followed yet. A change of a format adds an archive and keeps the old ones.
+`tests/golden/<day>.tar.xz` was written by the code of that day and is never written again; the
+constants here say what was done then. Its broker was killed with records that its catalog had not
+followed yet. A change of a format adds an archive (`python -m tests.golden.write`) and keeps the
+old ones.
 """
 
 import json
