@@ -11,8 +11,8 @@ Peers have no way back to an earlier state and no backfill: what one does there 
 again from its start, under another name and with no state, into another topic; so that figure
 stands beside rewind, backfill and rebuild, without the change of its readers to the new topic.
 A peer's takeover waits until the group's session of the killed one is over, 45 s unless it is set.
-Ours writes each alert once, the peers at least once. PEERS="streams quix", KEYS, EVENTS and ROUNDS
-have their defaults below.
+Ours writes each alert once, the peers at least once. A round takes a quarter of an hour and is
+published at once. PEERS="streams quix", KEYS, EVENTS and ROUNDS have their defaults below.
 """
 
 import json
@@ -221,7 +221,6 @@ def rows_of(peer: str, keys: int, found: dict[str, list[Seconds]]) -> list[Row]:
 def main() -> None:
     """Fill the topics, let all take turns, publish."""
     chosen = os.environ.get("PEERS", "streams quix").split()
-    rows = []
     with (
         apache_kafka(stamp_on_append=True) as (bootstrap, _),
         tempfile.TemporaryDirectory() as scratch,
@@ -237,8 +236,8 @@ def main() -> None:
                     folder = Path(scratch) / label
                     job = Job(bootstrap, source, f"alerts-{label}", label, folder)
                     found[name].append(one(name, job, probe))
-            rows += [each for peer in chosen for each in rows_of(peer, keys, found)]
-    publish("recovery", rows)
+                rows = [each for peer in chosen for each in rows_of(peer, keys, found)]
+                publish("recovery", rows, is_whole=False)
 
 
 if __name__ == "__main__":
