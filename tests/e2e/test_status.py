@@ -179,7 +179,7 @@ def test_planted_causes_are_named_of_a_pipeline_that_runs(
     cards: Any = SimpleNamespace(
         bootstrap=broker.bootstrap, scenario=SimpleNamespace(function="slow:Slow")
     )
-    pipeline = Pipeline(cards, tmp_path, "slow")
+    pipeline = Seen(cards, tmp_path, "slow")
     request.addfinalizer(lambda: pipeline.process and pipeline.kill())
     pipeline.start("1s", epoch_events=400)
 
@@ -197,7 +197,7 @@ def test_planted_causes_are_named_of_a_pipeline_that_runs(
             assert time.monotonic() < deadline, (wanted - found, found, pipeline.log[-2000:])
 
     pipeline.wait_until(lambda: pipeline.committed >= 4)
-    planted = {"hot-key", "hot-partition", "short-trigger", "small-group"}
+    planted = {"hot-key", "hot-partition", "short-trigger", "small-group", "waiting-function"}
     wait_for(planted)
     sent(broker.bootstrap, ["wedge"], round(time.time() * 1000))
     wait_for({"stuck-epoch"})

@@ -88,7 +88,7 @@ def _live(broker: BrokerProcess, pipeline: Path, savepoints: Path) -> None:
         _order(broker, part)
         _run(broker, pipeline, "pipeline", "run", "pipeline.toml", "--available-now", "--quick")
     _run(broker, pipeline, "savepoint", "create", "pipeline.toml", "--name", "s1", "--at",
-         savepoints.as_uri())  # fmt: skip
+         savepoints.as_uri(), "--yes")  # fmt: skip
     for deleted in admin.delete_records([TopicPartition("orders", 0, 3)]).values():
         deleted.result()
     group = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "golden"})

@@ -140,7 +140,7 @@ def split_ms(measured: Measured) -> dict[str, float]:
     `source`: reading and shuffling; `decode`: making events of bytes; `handlers`: the processor's
     part of the functions beside that; `waiting`: the rest of their time; `state`: loading it and
     making its changes durable. What the functions take is as long as the slowest shard of each, and
-    divided as all shards' is.
+    divided as that is which each shard's own time goes to: not what it waits for another.
     """
     sums = dict.fromkeys(PARTS, 0.0)
     epochs = [entry for entry in measured.entries if entry.run_ms and entry.total("events")]
@@ -149,16 +149,16 @@ def split_ms(measured: Measured) -> dict[str, float]:
         sums["source"] += parts["source"]
         sums["sinks"] += parts["sinks"]
         sums["commit"] += measured.commit_ms.get(entry.epoch, 0.0)
-        whole = sum(shard.operator_ms for shard in entry.shards)
+        handle, calls, state = map(entry.total, ("handle_ms", "calls_ms", "state_ms"))
+        whole = handle + calls + state
         scale = parts["function"] / whole if whole else 0.0
-        cpu = min(entry.total("cpu_ms"), entry.total("handle_ms"))
-        handle, calls = entry.total("handle_ms"), entry.total("calls_ms")
+        cpu = min(entry.total("cpu_ms"), handle)
         decode = min(entry.total("decode_ms"), cpu)
         sums["decode"] += scale * decode
         sums["handlers"] += scale * (cpu - decode)
         sums["waiting"] += scale * max(0.0, handle - cpu)
         sums["calls"] += scale * calls
-        sums["state"] += scale * max(0.0, whole - handle - calls)
+        sums["state"] += scale * state
     if not epochs:
         return {}
     return {part: round(total / len(epochs), 1) for part, total in sums.items()}

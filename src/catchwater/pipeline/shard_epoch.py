@@ -144,10 +144,12 @@ class _Shard:
     ) -> Callable[[], list[Row]]:
         """Compute the epoch, and let it be written; the rows for others, once it is."""
         head = head_of(rows)
+        taking_s = self._clock.monotonic_s()
         store, log = stores.take(self._shard)
         loading_s = self._clock.monotonic_s()
         state = store.begin(head.base, log)
-        restore_s, read_bytes = self._clock.monotonic_s() - loading_s, store.read_bytes
+        loaded_s = self._clock.monotonic_s()
+        restore_s, read_bytes = loaded_s - loading_s, store.read_bytes
         done, calls, spent = self._process(head, state, rows)
         logged = writers.submit(store.finish, self._clock.token())
         records = self._records(done, head)
@@ -168,7 +170,9 @@ class _Shard:
         forwarded = list(self._forward(results))
 
         def written() -> list[Row]:
-            state = logged.result()
+            waiting_s = self._clock.monotonic_s()
+            state, outputs = logged.result(), {name: each.result() for name, each in staged.items()}
+            durable_s = self._clock.monotonic_s()
             stores.give_back(self._shard)
             entry = ShardEpoch(
                 shard=self._shard,
@@ -182,12 +186,13 @@ class _Shard:
                 keys=head.keys + done.keys,
                 rebuilt_bytes=read_bytes,
                 restore_s=round(restore_s, 4),
-                operator_ms=round(1000 * (self._clock.monotonic_s() - began_s), 2),
+                operator_ms=round(1000 * (durable_s - began_s), 2),
+                state_ms=round(1000 * (loaded_s - taking_s + durable_s - waiting_s), 2),
                 calls=calls,
                 host=platform.node(),
                 **spent,
             )
-            manifest = Manifest(entry, {name: each.result() for name, each in staged.items()})
+            manifest = Manifest(entry, outputs)
             blob = msgspec.msgpack.encode(manifest)
             return [*forwarded, Row(rows[0].label, DRIVER, self._shard, 0, blob)]
 

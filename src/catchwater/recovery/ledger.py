@@ -180,6 +180,9 @@ class ShardEpoch(msgspec.Struct, frozen=True):
     """The processor's part of `handle_ms`: the rest was waiting."""
     calls_ms: float = 0.0
     """Waiting for endpoints."""
+    state_ms: float = 0.0
+    """Loading the state, and waiting until its changes and the outputs were durable. `operator_ms`
+    has also what other shards of the same task took meanwhile."""
     host: str = ""
     """Where it ran: the machine that has the shard's local store now."""
     disk_reads: int = 0

@@ -39,6 +39,7 @@ def entries(
     usual: dict[str, Any] = {
         "events": EVENTS, "outputs": 10, "keys": 100, "state_bytes": 10_000_000,
         "operator_ms": 100.0, "handle_ms": 70.0, "cpu_ms": 60.0, "decode_ms": 10.0,
+        "state_ms": 30.0,
     }  # fmt: skip
     usual |= shard
     made = []
@@ -204,3 +205,17 @@ def test_an_epochs_time_is_split_without_remainder() -> None:
         "state": 30.0, "sinks": 20.0, "commit": 30.0,
     }  # fmt: skip
     assert tuple(parts) == PARTS
+
+
+def test_what_a_shard_waits_for_another_one_of_its_task_is_not_its_state() -> None:
+    """Of a task's shards the last one is in hand for as long as all of them take."""
+    made = []
+    for entry in entries(handle_ms=400.0, cpu_ms=40.0, decode_ms=0.0, state_ms=5.0):
+        one, *others = entry.shards
+        behind = [changed(each, operator_ms=405.0 * (2 + n)) for n, each in enumerate(others)]
+        made.append(changed(entry, shards=[changed(one, operator_ms=405.0), *behind]))
+    parts = split_ms(replace(SOUND, entries=made))
+    assert parts["state"] < 0.02 * (parts["waiting"] + parts["state"])
+    assert [each.cause for each in diagnose(replace(BUSY, entries=made, trigger_s=None))] == [
+        "waiting-function"
+    ]

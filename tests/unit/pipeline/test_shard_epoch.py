@@ -402,3 +402,8 @@ def test_a_shard_says_where_its_time_went_and_which_key_is_hot(tmp_path: Path) -
     assert slow.handle_ms - slow.cpu_ms > 80, "it slept for 100 ms, in which the processor did not"
     assert all(0 < each.decode_ms <= each.handle_ms for each in found)
     assert slow.handle_ms <= slow.operator_ms and slow.calls_ms == 0 and slow.disk_reads >= 0
+    last = max(found, key=lambda each: each.operator_ms)
+    own_ms = last.handle_ms + last.calls_ms + last.state_ms
+    assert own_ms <= last.operator_ms, "which has what the shards before it took, too"
+    whole_ms = sum(each.handle_ms + each.calls_ms + each.state_ms for each in found)
+    assert whole_ms <= 1.1 * last.operator_ms, "one shard after the other: none is counted twice"
