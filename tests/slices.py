@@ -57,7 +57,7 @@ SLICES: dict[str, Slice] = {
     "slow-sinks": Slice((_slow("tests/conformance/test_[k-z]*.py"),)),
     "slow-clients": Slice((_slow("tests/conformance/clients"),), _JDK),
     "slow-kafkas": Slice(
-        (_slow(*_e2e("old_kafkas", "mixed_versions", "secured_pipeline", "tables")),)
+        (_slow(*_e2e("old_kafkas", "mixed_versions", "golden", "secured_pipeline", "tables")),)
     ),
     "cluster": Slice((_slow(*_e2e("hosts", "cluster")),), ("ip:iproute2",)),
     "slow-operators": Slice((_slow(*_e2e("operators")),)),
