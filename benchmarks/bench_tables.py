@@ -8,7 +8,6 @@ sends a million records a minute feels whether its topic is a table, and the tab
 it is behind.
 """
 
-import json
 import os
 import statistics
 import threading
@@ -19,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.kafka_peer import apache_kafka
 from benchmarks.load import Connection, create_topic, frame_of_batch, produce_error
-from benchmarks.measure import RESULTS, ROUNDS, Row, alternate, cpu_seconds, publish, row
+from benchmarks.measure import ROUNDS, Row, alternate, cpu_seconds, publish, row
 from benchmarks.our_broker import Broker, catchwater_broker
 from benchmarks.replay.records import NOW_MS, PARTITIONS, SCHEMA, Shape, fill, value
 from benchmarks.replay.sessions import PEER, Session
@@ -285,13 +284,9 @@ def main() -> None:
     """All parts, or those that PARTS names: then the rows of the others stay as they were."""
     named = os.environ.get("PARTS", "").split()
     rows: list[Row] = []
-    if named and (path := RESULTS / "tables.json").exists():
-        rows = [Row(**each) for each in json.loads(path.read_text())["rows"]]
     for part in named or PARTS:
-        new = PARTS[part]()
-        claims = {each.claim for each in new}
-        rows = [each for each in rows if each.claim not in claims] + new
-        publish("tables", rows)
+        rows += PARTS[part]()
+        publish("tables", rows, is_whole=not named)
 
 
 if __name__ == "__main__":

@@ -40,6 +40,11 @@ SETS = {
         ("org.apache.kafka", "connect-file", KAFKA_VERSION),
         ("org.apache.logging.log4j", "log4j-slf4j-impl", "2.25.3"),
     ],
+    # What Spark reads Iceberg tables with, and the driver of a SQL catalog in a file.
+    "iceberg": [
+        ("org.apache.iceberg", "iceberg-spark-runtime-4.1_2.13", "1.12.0"),
+        ("org.xerial", "sqlite-jdbc", "3.50.3.0"),
+    ],
     "flink-kafka": [
         ("org.apache.flink", "flink-sql-connector-kafka", "4.0.1-2.0"),
     ],
@@ -91,7 +96,7 @@ def jars(name: str) -> Path:
         if folder.exists():
             return folder
         work = Path(scratch)
-        exclusions = ALONE if name in ("connector", "flink-kafka") else ""
+        exclusions = ALONE if name in ("connector", "flink-kafka", "iceberg") else ""
         dependencies = "".join(DEPENDENCY.format(*d, exclusions=exclusions) for d in SETS[name])
         (work / "pom.xml").write_text(POM.format(dependencies=dependencies))
         command = ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DincludeScope=runtime"]

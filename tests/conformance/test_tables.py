@@ -23,6 +23,8 @@ from confluent_kafka.admin import (
 from pyiceberg.catalog import load_catalog
 from tests.cluster import Brokers
 from tests.conftest import until
+from tests.iceberg_rest import TOKEN, rest_catalog
+from tests.s3 import CREDENTIALS, moto
 from typer.testing import CliRunner
 
 from catchwater.cli import app
@@ -66,6 +68,8 @@ def alter(broker, name, **config):
 
 def load(broker, name):
     """The table, as a reader without a broker has it."""
+    if properties := getattr(broker, "catalog", None):
+        return load_catalog("reader", **properties).load_table(f"lake.{name}")
     data = broker.data_dir.absolute()
     uri, warehouse = f"sqlite:///{data}/tables.db", (data / "tables").as_uri()
     if shared := broker.settings.get("catchwater.catalog"):
@@ -344,3 +348,88 @@ def test_of_a_compacted_topic_the_table_has_the_newest_row_of_each_key(broker):
     found = table.scan().to_arrow().to_pylist()
     assert len(found) == len(model)
     assert {row["key"]: row["value"] for row in found} == model
+
+
+# --- other catalogs ------------------------------------------------------------------------------
+
+
+def through_the_life_of_a_table(broker, name):
+    """Make it, write it, add a column, rewind it, and read it by its catalog."""
+    create(broker, name, 2, **TYPED)
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    for n in range(100):
+        producer.produce(name, b'{"id": %d, "card": "c", "note": "n"}' % n, partition=n % 2)
+    assert producer.flush(DEADLINE_S) == 0
+    until_written(broker, name)
+    wider = f"{TYPED['catchwater.history.value.schema']}, note string"
+    alter(broker, name, **{"catchwater.history.value.schema": wider})
+    done = CliRunner().invoke(
+        app,
+        ["table", "rewind", name, "--to", '{"1": 20}', "--yes", "--bootstrap", broker.bootstrap],
+    )
+    assert done.exit_code == 0, done.output
+    until_written(broker, name)
+    rows = load(broker, name).scan().to_arrow().to_pylist()
+    assert sorted(row["id"] for row in rows) == [*range(100)]
+    assert {row["id"]: row["note"] for row in rows} == {
+        n: "n" if n % 2 and n // 2 >= 20 else None for n in range(100)
+    }
+
+
+def with_catalog(make_broker, tmp_path, properties):
+    named = {f"catchwater.tables.catalog.{key}": value for key, value in properties.items()}
+    warehouse = (tmp_path / "lake").as_uri()
+    broker = make_broker(EAGER | named | {"catchwater.tables.warehouse": warehouse})
+    broker.catalog = {**properties, "warehouse": warehouse}
+    return broker
+
+
+@pytest.mark.slow
+def test_a_table_lives_in_a_rest_catalog(make_broker, tmp_path):
+    with rest_catalog(tmp_path) as rest:
+        broker = with_catalog(make_broker, tmp_path, rest.properties)
+        through_the_life_of_a_table(broker, "rested")
+
+
+@pytest.mark.slow
+def test_a_catalog_that_is_away_or_refuses_us_is_named_and_nothing_is_lost(make_broker, tmp_path):
+    with rest_catalog(tmp_path) as rest:
+        rest.is_away = True
+        broker = with_catalog(make_broker, tmp_path, rest.properties)
+        create(broker, "waiting")
+        producer = Producer({"bootstrap.servers": broker.bootstrap})
+        producer.produce("waiting", b"first")
+        assert producer.flush(DEADLINE_S) == 0
+        run, at = CliRunner().invoke, ["--bootstrap", broker.bootstrap]
+        for change in ({"is_away": True}, {"is_away": False, "token": "another"}):
+            vars(rest).update(change)
+            time.sleep(0.5)
+            shown = run(app, ["table", "status", "waiting", *at])
+            assert shown.exit_code == 3, shown.output
+            why = "away" if rest.is_away else "does not let us in"
+            assert "it waits" in shown.output and why in shown.output, shown.output
+        vars(rest).update(token=TOKEN)
+        until_written(broker, "waiting")
+        assert by_pyiceberg(broker, "waiting") == consumed(broker, "waiting")
+        rest.is_away = True
+        producer.produce("waiting", b"second")
+        assert producer.flush(DEADLINE_S) == 0
+        rest.is_away = False
+        until_written(broker, "waiting")
+        assert by_pyiceberg(broker, "waiting") == consumed(broker, "waiting")
+
+
+@pytest.mark.slow
+def test_a_table_lives_in_glue_by_configuration(make_broker, tmp_path, monkeypatch):
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    with moto() as endpoint:
+        properties = {
+            "type": "glue",
+            "glue.endpoint": endpoint,
+            "glue.region": "us-east-1",
+            "glue.access-key-id": "catchwater-test",
+            "glue.secret-access-key": "catchwater-test-secret",
+        }
+        broker = with_catalog(make_broker, tmp_path, properties)
+        through_the_life_of_a_table(broker, "glued")

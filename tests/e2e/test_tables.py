@@ -4,10 +4,15 @@ Held against what the source gives, whole and in parts; where the table is not t
 or could not be known to be, the source is what is read.
 """
 
+import json
+import os
+import subprocess
+import sys
 import time
 from contextlib import closing
 
 import pytest
+from benchmarks.kafka_jars import CACHE, MavenMissing, jars
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from pyiceberg.catalog import load_catalog
@@ -29,7 +34,14 @@ SETTINGS = {
         "catchwater.history.value.schema": SCHEMA,
     },
     "parted": {"catchwater.table.partition.by": "day(timestamp),partition"},
+    "newest": {
+        "cleanup.policy": "compact",
+        "catchwater.table.upsert": "true",
+        "catchwater.table.partition.by": "bucket(4,key)",
+    },
 }
+ICEBERG_SPARK, DUCKDB = "4.1.1", "1.5.5"
+"""The Spark that Iceberg's runtime is for, and the DuckDB that has its extension as a package."""
 
 
 @pytest.fixture(scope="module")
@@ -181,3 +193,176 @@ def test_a_table_that_somebody_has_deleted_from_is_not_taken_for_the_topic(spark
     with closing(catalog):
         catalog.load_table("lake.parted").delete("offset = 5")
     assert_same(spark, broker, "parted", native=False)
+
+
+# --- other engines, each in an environment of its own ---------------------------------------------
+
+
+def python_with(name, *packages):
+    """An interpreter with these packages, made once."""
+    folder = CACHE / name
+    python = folder / "bin" / "python"
+    if not (folder / "ready").exists():
+        uv = os.path.join(os.path.dirname(sys.executable), "uv")
+        made = [uv, "venv", "-q", "--clear", "--python", sys.executable, folder]
+        subprocess.run(made, check=True)
+        subprocess.run([uv, "pip", "install", "-q", "--python", python, *packages], check=True)
+        (folder / "ready").touch()
+    return python
+
+
+def told(python, script, *arguments):
+    """The rows that a script prints as one line of JSON."""
+    command = [python, "-c", script, *map(str, arguments)]
+    env = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": str(python)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=env)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+COLUMNS = {
+    "plain": ("partition", "offset", "key", "value"),
+    "typed": ("partition", "offset", "key", "id", "card", "note"),
+    "parted": ("partition", "offset", "key", "value"),
+    "newest": ("partition", "offset", "key", "value"),
+}
+
+BY_SPARK = """
+import json, sys
+from pyspark.sql import SparkSession
+jars, data, columns = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+catalog = "spark.sql.catalog.catchwater"
+spark = (
+    SparkSession.builder.master("local[2]")
+    .config("spark.jars", jars)
+    .config("spark.ui.enabled", "false")
+    .config("spark.driver.bindAddress", "127.0.0.1")
+    .config("spark.driver.host", "127.0.0.1")
+    .config(catalog, "org.apache.iceberg.spark.SparkCatalog")
+    .config(f"{catalog}.type", "jdbc")
+    .config(f"{catalog}.uri", f"jdbc:sqlite:{data}/tables.db")
+    .config(f"{catalog}.warehouse", f"file://{data}/tables")
+    .getOrCreate()
+)
+def plain(cell):
+    return bytes(cell).decode() if isinstance(cell, (bytes, bytearray)) else cell
+found = {
+    name: [
+        [plain(cell) for cell in row]
+        for row in spark.table(f"catchwater.lake.{name}").select(*wanted)
+        .orderBy("partition", "offset").collect()
+    ]
+    for name, wanted in columns.items()
+}
+print(json.dumps(found))
+"""
+
+BY_DUCKDB = """
+import importlib.util, json, sys
+import duckdb
+files, columns = json.loads(sys.argv[1]), json.loads(sys.argv[2])
+connection = duckdb.connect()
+for name in ("avro", "iceberg"):
+    [folder] = importlib.util.find_spec(f"duckdb_extension_{name}").submodule_search_locations
+    connection.execute(f"LOAD '{folder}/extensions/v{duckdb.__version__}/{name}.duckdb_extension'")
+def plain(cell):
+    return bytes(cell).decode() if isinstance(cell, (bytes, bytearray)) else cell
+found = {}
+for name, wanted in columns.items():
+    names = ", ".join(f'"{each}"' for each in wanted)
+    rows = connection.execute(
+        f'SELECT {names} FROM iceberg_scan(?) ORDER BY "partition", "offset"', [files[name]]
+    ).fetchall()
+    found[name] = [[plain(cell) for cell in row] for row in rows]
+print(json.dumps(found))
+"""
+
+
+def by_pyiceberg(broker):
+    """The same rows by pyiceberg, and where each table's metadata are."""
+
+    def plain(cell):
+        return cell.decode() if isinstance(cell, bytes) else cell
+
+    data = broker.data_dir.absolute()
+    catalog = load_catalog("catchwater", type="sql", uri=f"sqlite:///{data}/tables.db")
+    found, files = {}, {}
+    with closing(catalog):
+        for name, wanted in COLUMNS.items():
+            table = catalog.load_table(f"lake.{name}")
+            files[name] = table.metadata_location
+            rows = table.scan(selected_fields=wanted).to_arrow().select(wanted).to_pylist()
+            rows = sorted(rows, key=lambda row: (row["partition"], row["offset"]))
+            found[name] = [[plain(cell) for cell in row.values()] for row in rows]
+    return found, files
+
+
+@pytest.fixture(scope="module")
+def changed(make_broker):
+    """Tables with a column that was added, rows that gave way, and files that were made one."""
+    from tests.conformance.test_tables import alter
+
+    broker = make_broker({"catchwater.pack.interval.ms": "100"})
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    for name, config in SETTINGS.items():
+        table = {
+            "catchwater.table": f"lake.{name}",
+            "catchwater.table.commit.interval.ms": "100",
+            "retention.ms": "-1",
+        }
+        admin.create_topics([NewTopic(name, 2, config=table | config)])[name].result(DEADLINE_S)
+    for part in range(16):
+        if part == 8:
+            schema = f"{SCHEMA}, note string"
+            alter(broker, "typed", **{"catchwater.history.value.schema": schema})
+        producer = Producer({"bootstrap.servers": broker.bootstrap})
+        for n in range(part * 100, part * 100 + 100):
+            value = b'{"id": %d, "card": "c%d", "note": "n"}' % (n, n % 7)
+            for name in SETTINGS:
+                key = f"k{n % 50}" if name == "newest" else f"k{n}"
+                gone = name == "newest" and n % 13 == 0
+                producer.produce(
+                    name, None if gone else value, key, partition=n % 2,
+                    timestamp=1_700_000_000_000 + n,
+                )  # fmt: skip
+        assert producer.flush(DEADLINE_S) == 0
+        for name in SETTINGS:
+            until_settled(broker, name)
+    return broker
+
+
+def until_settled(broker, topic):
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        found = table_status(broker, topic)
+        if found["is_there"] and not any(each["behind"] for each in found["partitions"]):
+            return
+        assert time.monotonic() < deadline, (found, broker.log())
+        time.sleep(0.05)
+
+
+def test_every_engine_reads_the_rows_of_the_topic(changed):
+    expected, files = by_pyiceberg(changed)
+    places = [[n % 2, n // 2, f"k{n}"] for n in range(1_600)]
+    for name in ("plain", "parted", "typed"):
+        assert sorted(places) == [row[:3] for row in expected[name]]
+    assert [row[5] for row in expected["typed"]].count("n") == 800
+    model = {f"k{n % 50}": n for n in range(1_600) if n % 13}
+    gone = {f"k{n % 50}" for n in range(1_550, 1_600) if n % 13 == 0}
+    assert {row[2] for row in expected["newest"]} == model.keys() - gone
+    python = python_with(
+        f"duckdb-{DUCKDB}", f"duckdb=={DUCKDB}", *(
+            f"duckdb-extension-{name}=={DUCKDB}" for name in ("avro", "iceberg")
+        ),
+    )  # fmt: skip
+    columns = json.dumps(COLUMNS)
+    assert told(python, BY_DUCKDB, json.dumps(files), columns) == expected
+    try:
+        found = ",".join(map(str, sorted(jars("iceberg").glob("*.jar"))))
+    except MavenMissing:
+        pytest.skip("mvn is not installed")
+    python = python_with(
+        f"pyspark-iceberg-{ICEBERG_SPARK}", f"pyspark=={ICEBERG_SPARK}", "pandas<3", "pyarrow"
+    )
+    data = changed.data_dir.absolute()
+    assert told(python, BY_SPARK, found, data, columns) == expected
