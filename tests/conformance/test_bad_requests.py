@@ -7,9 +7,11 @@ made by hand, since no client library would send them.
 import http.client
 import random
 import struct
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import MISSING, fields, is_dataclass
 from datetime import timedelta
 from types import NoneType
@@ -19,7 +21,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from crc32c import crc32c
 from kio.index import load_request_schema
-from tests.conftest import BrokerProcess
+from tests.conftest import BrokerProcess, until
 
 from catchwater.clock import SYSTEM
 from catchwater.wire.arrow import encode_batch
@@ -27,9 +29,11 @@ from catchwater.wire.batch import assembled, read_header
 from catchwater.wire.codecs import Codec, compress
 from catchwater.wire.connection import Connection, ask
 from catchwater.wire.errors import ErrorCode
+from catchwater.wire.messages import encode_request
 
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, OFFSET_COMMIT = 0, 1, 2, 3, 8
 JOIN_GROUP, CREATE_TOPICS, DELETE_RECORDS, INIT_PRODUCER_ID = 11, 19, 21, 22
+FIND_COORDINATOR, LEAVE_GROUP = 10, 13
 NONE = "NONE"
 MAX_I32, MAX_I64 = 2**31 - 1, 2**63 - 1
 CRC_AT, ATTRIBUTES_AT, HEADER_BYTES = 17, 21, 61
@@ -546,3 +550,50 @@ def test_a_topic_named_twice_is_not_made(connection: Connection) -> None:
     topic = {"name": "twice", "num_partitions": 1, "replication_factor": 1}
     reply = ask(connection, "test", built(CREATE_TOPICS, 7, topics=[topic, topic]))
     assert {name_of(answer.error_code) for answer in reply.topics} == {"INVALID_REQUEST"}
+
+
+# --- very many names -----------------------------------------------------------------------------
+
+MANY = 50_000
+MANY_NAMED = {
+    "members": lambda: built(
+        LEAVE_GROUP, 5, group_id="g", members=[{"member_id": f"m{n}"} for n in range(MANY)]
+    ),
+    "positions": lambda: built(
+        OFFSET_COMMIT, 8, group_id="g", generation_id_or_member_epoch=-1,
+        topics=[{"name": "plain", "partitions": [{"partition_index": n} for n in range(MANY)]}],
+    ),
+    "ends": lambda: built(
+        LIST_OFFSETS, 7, topics=[{"name": f"t{n}", "partitions": [{}]} for n in range(MANY)]
+    ),
+    "coordinators": lambda: built(
+        FIND_COORDINATOR, 5, coordinator_keys=tuple(f"g{n}" for n in range(MANY))
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", MANY_NAMED)
+def test_a_request_with_fifty_thousand_names_holds_up_nobody_else(
+    connection: Connection, broker: BrokerProcess, kind: str
+) -> None:
+    """It took seconds, in which nobody was answered."""
+    parts = encode_request(connection.correlation_id(), "test", MANY_NAMED[kind]())
+    took_s: list[float] = []
+    is_over = threading.Event()
+
+    def ask_again_and_again() -> None:
+        with closing(Connection("127.0.0.1", broker.port, timeout_s=60, clock=SYSTEM)) as other:
+            while not is_over.is_set():
+                began_s = time.perf_counter()
+                ask(other, "test", built(METADATA, 5, topics=[]))
+                took_s.append(time.perf_counter() - began_s)
+
+    asking = threading.Thread(target=ask_again_and_again)
+    asking.start()
+    until(lambda: len(took_s) > 10)
+    connection.send(parts)
+    connection.receive()
+    is_over.set()
+    asking.join()
+    assert max(took_s) < 1.0, max(took_s)

@@ -8,7 +8,7 @@ include those of the newest served version; fields that the asked version lacks 
 
 import asyncio
 import zlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cache
@@ -265,6 +265,34 @@ class Call(msgspec.Struct, frozen=True):
 Fields = Mapping[str, Any]
 Cold = Callable[[Broker, Call, Any], Awaitable[Any]]
 Encode = Callable[[int, int, Any], Sequence[Buffer]]
+
+
+A_TURN = 500
+"""Topics, partitions or groups of a request that are seen to in one turn; a few milliseconds."""
+
+
+class Turns:
+    """Counts the work of a task, and yields to others after every `A_TURN` of it.
+
+    What names many things in one request holds up nobody else by it.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._left = A_TURN
+
+    async def after(self, work: int) -> None:
+        """Count work that was done, and yield if it is time to."""
+        self._left -= work
+        if self._left <= 0:
+            self._left = A_TURN
+            await self._clock.sleep(0)
+
+    async def over(self, items: Iterable[T]) -> AsyncIterator[T]:
+        """The items, each of which is some work."""
+        for item in items:
+            yield item
+            await self.after(1)
 
 
 def _nobody_waits() -> None:

@@ -32,6 +32,7 @@ from catchwater.broker.broker import (
     Fields,
     Later,
     LaterOf,
+    Turns,
     error_fields,
 )
 from catchwater.broker.gate import (
@@ -321,7 +322,7 @@ async def _answer_each(
         return await handle(broker, call, request)
     items = getattr(request, ask.items) or ()
     refusals: list[Mapping[str, Any] | None] = []
-    for item in items:
+    async for item in Turns(broker.clock).over(items):
         resource = next(
             (
                 r

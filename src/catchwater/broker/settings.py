@@ -16,7 +16,7 @@ from dataclasses import Field, fields
 from typing import Any, NamedTuple
 
 from catchwater.broker import topic_config
-from catchwater.broker.broker import Broker, Fields, error_fields
+from catchwater.broker.broker import Broker, Fields, Turns, error_fields
 from catchwater.broker.gate import THE_CLUSTER, Each, Operation, Resource, ResourceType
 from catchwater.broker.topic_config import BOOLEAN, LONG, STRING, TOPIC_SETTINGS, Setting
 from catchwater.broker_config import BrokerConfig
@@ -187,7 +187,7 @@ async def alter_each(broker: Broker, request: Any, changes_of: Changes, decide: 
     """Alter each resource independently; the reply to either API."""
     times = Counter((r.resource_type, r.resource_name) for r in request.resources)
     responses = []
-    for resource in request.resources:
+    async for resource in Turns(broker.clock).over(request.resources):
         error, message = ErrorCode.NONE, None
         try:
             if times[resource.resource_type, resource.resource_name] > 1:

@@ -31,6 +31,7 @@ from catchwater.wire.fields import (
     ApiVersion,
     Buffer,
     Cursor,
+    MalformedMessage,
     TopicPartition,
     encode_size,
     encode_text,
@@ -91,6 +92,10 @@ class ProduceReplyTopic(NamedTuple):
 
 
 # The broker's side.
+
+MOST_NAMED = 10_000
+"""Topics and partitions in one request: its batches are looked at in one turn of the broker's event
+loop, so that a producer's keep their order, and nobody else has one meanwhile."""
 
 _ACKS_AND_TIMEOUT = Struct(">hi")
 _PRODUCED_V3, _PRODUCED = Struct(">ihqq"), Struct(">ihqqq")
@@ -174,15 +179,22 @@ def parse_produce(cursor: Cursor, version: int) -> ProduceRequest:
     frame = cursor.view
     transactional_id = cursor.nullable_text(flexible)
     acks, timeout_ms = cursor.numbers(_ACKS_AND_TIMEOUT)
-    topics = []
-    for _ in range(cursor.count(flexible)):
+    topics, named = [], cursor.count(flexible)
+    left = MOST_NAMED - named
+    for _ in range(named):
         name, topic_id = None, None
         if version >= _TOPIC_ID_SINCE:
             topic_id = cursor.bytes(16)
         else:
             name = cursor.text(flexible)
-        partitions = []
-        for _ in range(cursor.count(flexible)):
+        partitions, named = [], cursor.count(flexible)
+        left -= named
+        if left < 0:
+            raise MalformedMessage(
+                f"A Produce request names {MOST_NAMED} topics and partitions at most.",
+                hint="Send the batches in several requests: a smaller max.request.size does that.",
+            )
+        for _ in range(named):
             index = cursor.number(I32)
             size_bytes = cursor.varint() - 1 if flexible else cursor.number(I32)
             records = None

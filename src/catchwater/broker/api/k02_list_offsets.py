@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from catchwater.broker.broker import Api, Broker, Call, Fields
+from catchwater.broker.broker import Api, Broker, Call, Fields, Turns
 from catchwater.broker.gate import Each, Operation, the_topic
 from catchwater.catalog.errors import CatalogRetriable
 from catchwater.catalog.rows import PartitionKey
@@ -67,15 +67,12 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
         except TimeoutError:
             return fields | {"error_code": ErrorCode.REQUEST_TIMED_OUT}
 
-    return {
-        "topics": [
-            {
-                "name": topic.name,
-                "partitions": [await answer(topic.name, p) for p in _once(topic.partitions)],
-            }
-            for topic in request.topics
-        ]
-    }
+    turns, topics = Turns(broker.clock), []
+    async for topic in turns.over(request.topics):
+        partitions = turns.over(_once(topic.partitions))
+        answers = [await answer(topic.name, wanted) async for wanted in partitions]
+        topics.append({"name": topic.name, "partitions": answers})
+    return {"topics": topics}
 
 
 def _refused(topic: Any, error: ErrorCode) -> Fields:

@@ -21,7 +21,7 @@ from typing import Any
 from uuid import UUID
 
 from catchwater.broker import placement
-from catchwater.broker.broker import NO_TOPIC_ID, Api, Broker, Call
+from catchwater.broker.broker import NO_TOPIC_ID, Api, Broker, Call, Turns
 from catchwater.broker.gate import ByHandler, Operation, ResourceType
 from catchwater.broker.topic_config import is_legal_topic_name
 from catchwater.catalog.errors import (
@@ -30,7 +30,6 @@ from catchwater.catalog.errors import (
     TopicExists,
 )
 from catchwater.catalog.rows import BrokerRow, Topic
-from catchwater.clock import Clock
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.metadata import (
     METADATA_VERSIONS,
@@ -45,15 +44,13 @@ _BY_ID_ALONE = 12
 _DESCRIBE = ByHandler(Operation.DESCRIBE, ResourceType.TOPIC)
 _DESCRIBE_CLUSTER = ByHandler(Operation.DESCRIBE, ResourceType.CLUSTER)
 _CREATE = ByHandler(Operation.CREATE, ResourceType.TOPIC, or_cluster=True)
-A_TURN = 500
-"""Topics and partitions that are gathered in one turn; a few milliseconds."""
 # In v10 and v11 a request may lack a name but a reply may not; Kafka refuses it, too.
 _NAMELESS = MetadataTopic(ErrorCode.INVALID_REQUEST, "", NO_TOPIC_ID, False, ())
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> MetadataReply:
     """Gather the reply."""
-    turns = _Turns(broker.clock)
+    turns = Turns(broker.clock)
     listed = placement.candidates(broker.brokers)
     near = placement.candidates(listed, placement.zone_of(call.header.client_id))
     may = partial(call.allows, _DESCRIBE)
@@ -107,21 +104,6 @@ def _with_operations(
         operations = call.operations(ResourceType.CLUSTER) if may else 0
         reply = reply._replace(operations=operations)
     return reply
-
-
-class _Turns:
-    """Counts the work of a task, and yields to others after every `A_TURN` of it."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._left = A_TURN
-
-    async def after(self, work: int) -> None:
-        """Count work that was done, and yield if it is time to."""
-        self._left -= work
-        if self._left <= 0:
-            self._left = A_TURN
-            await self._clock.sleep(0)
 
 
 async def _wanted(

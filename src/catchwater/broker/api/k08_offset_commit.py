@@ -11,7 +11,7 @@ in place of a generation; v10 names topics by id alone.
 from collections.abc import Mapping
 from typing import Any
 
-from catchwater.broker.broker import Api, Broker, Call, Fields
+from catchwater.broker.broker import Api, Broker, Call, Fields, Turns
 from catchwater.broker.coordination.held import MOVED
 from catchwater.broker.gate import Each, Operation, Whole, the_group, the_topic
 from catchwater.catalog.errors import CatalogRetriable
@@ -33,14 +33,14 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
         refusal = await _refusal(broker, call, request)
         commits: dict[tuple[str, int], OffsetCommit] = {}
         now_ms = broker.clock.now_ms()
-        answers = []
-        for topic in request.topics:
+        answers, turns = [], Turns(broker.clock)
+        async for topic in turns.over(request.topics):
             row = broker.find_named(topic)
             unknown = ErrorCode.NONE
             if row is None and getattr(topic, "name", None) is None:
                 unknown = ErrorCode.UNKNOWN_TOPIC_ID
             partitions = []
-            for partition in topic.partitions:
+            async for partition in turns.over(topic.partitions):
                 error = refusal or unknown or check(row, partition)
                 partitions.append([partition.partition_index, error])
                 if error is ErrorCode.NONE and row is not None:

@@ -9,7 +9,7 @@ UNSTABLE_OFFSET_COMMIT (retriable).
 from collections.abc import Iterable
 from typing import Any
 
-from catchwater.broker.broker import Api, Broker, Call, Fields
+from catchwater.broker.broker import Api, Broker, Call, Fields, Turns
 from catchwater.broker.coordination.members import may_be_asked_about
 from catchwater.broker.gate import ByHandler, Operation, ResourceType
 from catchwater.catalog.errors import CatalogRetriable
@@ -27,16 +27,19 @@ _DESCRIBE_TOPIC = ByHandler(Operation.DESCRIBE, ResourceType.TOPIC)
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Read the groups' offsets from the catalog."""
     stable = getattr(request, "require_stable", False)
+    turns = Turns(broker.clock)
     if call.version < 8:
-        return await _group(broker, call, request, stable)
+        return await _group(broker, call, request, stable, turns)
     groups = [
-        {"group_id": group.group_id, **await _group(broker, call, group, stable)}
-        for group in request.groups
+        {"group_id": group.group_id, **await _group(broker, call, group, stable, turns)}
+        async for group in turns.over(request.groups)
     ]
     return {"groups": groups}
 
 
-async def _group(broker: Broker, call: Call, group: Any, require_stable: bool) -> dict[str, Any]:
+async def _group(
+    broker: Broker, call: Call, group: Any, require_stable: bool, turns: Turns
+) -> dict[str, Any]:
     """The reply for one group; `group` has `group_id` and `topics`, in every version."""
     error = await _refusal(broker, call, group)
     if error is not ErrorCode.NONE:
@@ -55,7 +58,7 @@ async def _group(broker: Broker, call: Call, group: Any, require_stable: bool) -
     if group.topics is None:
         topics = _all(broker, call, committed)
     else:
-        topics = [_asked(broker, call, topic) for topic in group.topics]
+        topics = [_asked(broker, call, topic) async for topic in turns.over(group.topics)]
     return {
         "error_code": ErrorCode.NONE,
         "topics": [
@@ -63,10 +66,10 @@ async def _group(broker: Broker, call: Call, group: Any, require_stable: bool) -
                 **_named(call.version, name, topic_id),
                 "partitions": [
                     _partition(index, _NONE, denied) if denied else position(name, index)
-                    for index in indexes
+                    async for index in turns.over(indexes)
                 ],
             }
-            for name, topic_id, indexes, denied in topics
+            async for name, topic_id, indexes, denied in turns.over(topics)
         ],
     }
 

@@ -9,7 +9,7 @@ groups (type 2, KIP-932), which are not served: INVALID_REQUEST.
 from typing import Any
 
 from catchwater.broker import placement
-from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
+from catchwater.broker.broker import Api, Broker, Call, Fields, Turns, error_fields
 from catchwater.broker.gate import DENIED, ByHandler, Operation, ResourceType
 from catchwater.wire.errors import ErrorCode
 
@@ -23,8 +23,10 @@ _ASKS = {
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Name a broker for each key."""
     if call.version >= 4:
-        keys = request.coordinator_keys
-        found = [{"key": key, **_coordinator(broker, call, request.key_type, key)} for key in keys]
+        found = [
+            {"key": key, **_coordinator(broker, call, request.key_type, key)}
+            async for key in Turns(broker.clock).over(request.coordinator_keys)
+        ]
         return {"coordinators": found}
     return _coordinator(broker, call, getattr(request, "key_type", _GROUP), request.key)
 

@@ -6,7 +6,7 @@ reason, which is not used.
 
 from typing import Any
 
-from catchwater.broker.broker import Api, Broker, Call, Fields
+from catchwater.broker.broker import Api, Broker, Call, Fields, Turns
 from catchwater.broker.coordination.members import is_legal_group_id
 from catchwater.broker.gate import Operation, Whole, the_group
 from catchwater.wire.errors import ErrorCode
@@ -25,7 +25,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
             "group_instance_id": m.group_instance_id,
             "error_code": await broker.groups.leave(group_id, m.member_id, m.group_instance_id),
         }
-        for m in request.members
+        async for m in Turns(broker.clock).over(request.members)
     ]
     return {"error_code": ErrorCode.NONE, "members": members}
 

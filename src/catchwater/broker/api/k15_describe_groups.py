@@ -9,7 +9,7 @@ that does not exist, which before was shown as Dead.
 
 from typing import Any
 
-from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
+from catchwater.broker.broker import Api, Broker, Call, Fields, Turns, error_fields
 from catchwater.broker.coordination.groups import Group
 from catchwater.broker.coordination.members import GroupState, Member
 from catchwater.broker.gate import Each, Operation, ResourceType, named
@@ -20,7 +20,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Describe each group, or give its error."""
     tells_operations = getattr(request, "include_authorized_operations", False)
     groups = []
-    for name in request.groups:
+    async for name in Turns(broker.clock).over(request.groups):
         fields = await _group(broker, call, name)
         if tells_operations and fields["error_code"] is ErrorCode.NONE:
             fields["authorized_operations"] = call.operations(ResourceType.GROUP, name)

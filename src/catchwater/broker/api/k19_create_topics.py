@@ -12,7 +12,7 @@ from collections import Counter
 from typing import Any
 
 from catchwater.broker import placement, settings, topic_config
-from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
+from catchwater.broker.broker import Api, Broker, Call, Fields, Turns, error_fields
 from catchwater.broker.gate import ByHandler, Each, Operation, ResourceType, the_topic
 from catchwater.broker.topic_config import is_legal_topic_name
 from catchwater.catalog.errors import CatalogRetriable, TopicCollides, TopicExists
@@ -29,7 +29,8 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Create each topic independently; a request may succeed in part."""
     times = Counter(topic.name for topic in request.topics)
     topics = []
-    for topic in {topic.name: topic for topic in request.topics}.values():
+    once = {topic.name: topic for topic in request.topics}.values()
+    async for topic in Turns(broker.clock).over(once):
         problem = _refusal(broker, topic)
         if times[topic.name] > 1:
             problem = ErrorCode.INVALID_REQUEST, "The request names this topic twice."

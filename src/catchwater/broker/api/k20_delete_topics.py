@@ -12,7 +12,7 @@ from collections import Counter
 from typing import Any
 from uuid import UUID
 
-from catchwater.broker.broker import NO_TOPIC_ID, Api, Broker, Call, Fields, error_fields
+from catchwater.broker.broker import NO_TOPIC_ID, Api, Broker, Call, Fields, Turns, error_fields
 from catchwater.broker.gate import ByHandler, Operation, ResourceType
 from catchwater.catalog.errors import CatalogRetriable, TopicUnknown
 from catchwater.wire.errors import ErrorCode
@@ -29,7 +29,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
         wanted = [(name, None) for name in request.topic_names]
     times = Counter(wanted)
     responses = []
-    for name, topic_id in times:
+    async for name, topic_id in Turns(broker.clock).over(times):
         if times[name, topic_id] > 1 or (name is None) == (topic_id is None):
             what = "Name each topic once, by its name or by its id."
             refused = error_fields(ErrorCode.INVALID_REQUEST, what)

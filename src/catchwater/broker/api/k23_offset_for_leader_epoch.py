@@ -9,7 +9,7 @@ KAFKA_STORAGE_ERROR (retriable). Any other epoch is answered as unknown (-1).
 from typing import Any
 
 from catchwater.broker.api.k02_list_offsets import see_now
-from catchwater.broker.broker import Api, Broker, Call, Fields
+from catchwater.broker.broker import Api, Broker, Call, Fields, Turns
 from catchwater.broker.gate import Each, Operation, the_topic
 from catchwater.wire.errors import ErrorCode
 
@@ -21,15 +21,12 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     asked = [(topic.topic, p.partition) for topic in request.topics for p in topic.partitions]
     in_touch = await see_now(broker, asked)
     error = ErrorCode.NONE if in_touch else ErrorCode.KAFKA_STORAGE_ERROR
-    return {
-        "topics": [
-            {
-                "topic": topic.topic,
-                "partitions": [_partition(broker, topic.topic, p, error) for p in topic.partitions],
-            }
-            for topic in request.topics
-        ]
-    }
+    turns, topics = Turns(broker.clock), []
+    async for topic in turns.over(request.topics):
+        wanted = turns.over(topic.partitions)
+        answers = [_partition(broker, topic.topic, each, error) async for each in wanted]
+        topics.append({"topic": topic.topic, "partitions": answers})
+    return {"topics": topics}
 
 
 def _partition(broker: Broker, name: str, wanted: Any, error: ErrorCode) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from catchwater.broker.broker import (
     Broker,
     Call,
     Fields,
+    Turns,
     answered,
     errors_by_partition,
     refused_by_partition,
@@ -48,8 +49,9 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     errors: dict[tuple[str, int], ErrorCode] = {}
     commits: dict[tuple[str, int], OffsetCommit] = {}
     now_ms = broker.clock.now_ms()
-    for topic in request.topics:
-        for partition in topic.partitions:
+    turns = Turns(broker.clock)
+    async for topic in turns.over(request.topics):
+        async for partition in turns.over(topic.partitions):
             key = (topic.name, partition.partition_index)
             errors[key] = refusal or check(broker.find_topic(topic.name), partition)
             if errors[key] is ErrorCode.NONE:

@@ -11,7 +11,7 @@ from collections import Counter
 from typing import Any
 
 from catchwater.broker import placement
-from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
+from catchwater.broker.broker import Api, Broker, Call, Fields, Turns, error_fields
 from catchwater.broker.gate import Each, Operation, the_topic
 from catchwater.catalog.errors import CatalogRetriable, TopicUnknown
 from catchwater.wire.errors import ErrorCode
@@ -21,7 +21,8 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Extend each topic independently; a request may succeed in part."""
     times = Counter(topic.name for topic in request.topics)
     results = []
-    for wanted in {topic.name: topic for topic in request.topics}.values():
+    once = {topic.name: topic for topic in request.topics}.values()
+    async for wanted in Turns(broker.clock).over(once):
         error, message = ErrorCode.INVALID_REQUEST, "The request names this topic twice."
         if times[wanted.name] == 1:
             error, message = await _grow(broker, wanted, request.validate_only)

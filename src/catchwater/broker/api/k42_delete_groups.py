@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from catchwater.broker.broker import Api, Broker, Call, Fields
+from catchwater.broker.broker import Api, Broker, Call, Fields, Turns
 from catchwater.broker.coordination.held import MOVED
 from catchwater.broker.coordination.members import is_legal_group_id
 from catchwater.broker.gate import Each, Operation, ResourceType, named
@@ -15,7 +15,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     return {
         "results": [
             {"group_id": name, "error_code": await _delete(broker, name)}
-            for name in dict.fromkeys(request.groups_names)
+            async for name in Turns(broker.clock).over(dict.fromkeys(request.groups_names))
         ]
     }
 

@@ -8,13 +8,14 @@ replicas may change, which it cannot.
 from typing import Any
 
 from catchwater.broker import placement
-from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
+from catchwater.broker.broker import Api, Broker, Call, Fields, Turns, error_fields
 from catchwater.broker.gate import Operation, Whole, the_cluster
 from catchwater.wire.errors import ErrorCode
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Answer each partition independently."""
+    turns = Turns(broker.clock)
     return error_fields(ErrorCode.NONE) | {
         "allow_replication_factor_change": getattr(
             request, "allow_replication_factor_change", True
@@ -25,7 +26,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
                 "partitions": [
                     {"partition_index": wanted.partition_index}
                     | _answer(broker, call, topic.name, wanted)
-                    for wanted in topic.partitions
+                    async for wanted in turns.over(topic.partitions)
                 ],
             }
             for topic in request.topics

@@ -7,6 +7,7 @@ from catchwater.broker.broker import (
     Broker,
     Call,
     Fields,
+    Turns,
     errors_by_partition,
     refused_by_partition,
 )
@@ -22,10 +23,11 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
         error = await _refusal(broker, request.group_id)
         if error is not ErrorCode.NONE:
             return {"error_code": error, "topics": []}
+        turns = Turns(broker.clock)
         errors = {
             (topic.name, p.partition_index): _check(broker, request.group_id, topic.name, p)
-            for topic in request.topics
-            for p in topic.partitions
+            async for topic in turns.over(request.topics)
+            async for p in turns.over(topic.partitions)
         }
         keys = [key for key, found in errors.items() if found is ErrorCode.NONE]
         try:

@@ -10,7 +10,7 @@ owns.
 
 from typing import Any
 
-from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
+from catchwater.broker.broker import Api, Broker, Call, Fields, Turns, error_fields
 from catchwater.broker.gate import Each, Operation, the_topic
 from catchwater.catalog.errors import CatalogRetriable
 from catchwater.wire.errors import ErrorCode
@@ -21,8 +21,9 @@ _NONE = -1
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Describe each partition independently; a repeated one is looked up once."""
     found: dict[tuple[str, int], dict[str, Any]] = {}
-    for topic in request.topics:
-        for index in set(topic.partition_indexes):
+    turns = Turns(broker.clock)
+    async for topic in turns.over(request.topics):
+        async for index in turns.over(set(topic.partition_indexes)):
             if (topic.name, index) not in found:
                 found[topic.name, index] = await _partition(broker, topic.name, index)
     return {

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from catchwater.broker.broker import Api, Broker, Call, Fields
+from catchwater.broker.broker import Api, Broker, Call, Fields, Turns
 from catchwater.broker.gate import ByHandler, Each, Operation, ResourceType, named
 from catchwater.catalog.rows import TxnRow, TxnState
 from catchwater.wire.errors import ErrorCode
@@ -31,7 +31,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     return {
         "transaction_states": [
             await _state(broker, call, transactional_id, rows.get(transactional_id))
-            for transactional_id in request.transactional_ids
+            async for transactional_id in Turns(broker.clock).over(request.transactional_ids)
         ]
     }
 

@@ -9,7 +9,7 @@ Version notes: v1 adds the type of a member (KIP-1099); all are of the consumer 
 from typing import Any
 
 from catchwater.broker.api.k68_consumer_group_heartbeat import assignment
-from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
+from catchwater.broker.broker import Api, Broker, Call, Fields, Turns, error_fields
 from catchwater.broker.coordination.consumer.group import ConsumerGroup
 from catchwater.broker.coordination.consumer.member import NOTHING, Member, Partitions
 from catchwater.broker.gate import ByHandler, Each, Operation, ResourceType, named
@@ -23,7 +23,10 @@ _DESCRIBE_TOPIC = ByHandler(Operation.DESCRIBE, ResourceType.TOPIC)
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Describe each group, or give its error."""
     tells_operations = request.include_authorized_operations
-    groups = [await _group(broker, call, name, tells_operations) for name in request.group_ids]
+    groups = [
+        await _group(broker, call, name, tells_operations)
+        async for name in Turns(broker.clock).over(request.group_ids)
+    ]
     return {"groups": groups}
 
 

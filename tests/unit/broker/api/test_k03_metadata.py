@@ -8,10 +8,8 @@ from kio.schema.metadata.v10 import request as v10
 from kio.schema.metadata.v12 import request as v12
 
 from catchwater.broker import router
-from catchwater.broker.api import k03_metadata
 from catchwater.broker_config import BrokerConfig
 from catchwater.catalog.rows import BrokerRow, BrokerState
-from catchwater.clock import ManualClock
 
 
 def ask(*names, create=True):
@@ -153,25 +151,3 @@ async def test_thousands_of_topics_are_read_and_written_beside_the_loop(client, 
         asked = ask(*(f"name-of-a-topic-{number}" for number in range(count)), create=False)
         assert len((await client.send(asked)).topics) == count
     assert seen == [True, True, False, False]
-
-
-class Counting(ManualClock):
-    """Counts how often others were given a turn."""
-
-    turns = 0
-
-    async def sleep(self, seconds: float) -> None:
-        self.turns += 1
-        await super().sleep(seconds)
-
-
-async def test_others_have_a_turn_after_so_much_work() -> None:
-    clock = Counting()
-    turns = k03_metadata._Turns(clock)
-    for _ in range(k03_metadata.A_TURN - 1):
-        await turns.after(1)
-    assert clock.turns == 0
-    await turns.after(1)
-    await turns.after(3 * k03_metadata.A_TURN)
-    await turns.after(k03_metadata.A_TURN - 1)
-    assert clock.turns == 2
