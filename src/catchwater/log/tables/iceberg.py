@@ -217,9 +217,10 @@ class TopicTable:
                 return standing_of(self._load())
         raise _contended(self.settings.name)
 
-    def tidy(self, step: Callable[[], None]) -> None:
+    def tidy(self, step: Callable[[], None], is_read: Callable[[], bool]) -> None:
         """Make small files one where that is worth it, and let old snapshots of ours go with the
-        files that only they name. `step` is called between pieces of the work.
+        files that only they name, unless somebody reads them. `step` is called between pieces of
+        the work.
 
         Changes no row and not where the table stands. Raises `TableUnavailable`, and what `step`
         raises; what was not done is done another time.
@@ -230,7 +231,7 @@ class TopicTable:
                 self._merge(table, step)
                 table = self._load()
                 self._looked = _counts(table)
-            self._expire(table)
+            self._expire(table, is_read)
 
     def discard(self, files: Sequence["DataFile"]) -> None:
         """Delete files that were never committed, as far as that can be done."""
@@ -552,7 +553,7 @@ class TopicTable:
             if not _has_commit(self._load(), token):
                 self.discard(new)
 
-    def _expire(self, table: "Table") -> None:
+    def _expire(self, table: "Table", is_read: Callable[[], bool]) -> None:
         """Expire our oldest snapshots, from time to time; those that a name keeps stay."""
         from catchwater.log.tables import upkeep
 
@@ -566,7 +567,7 @@ class TopicTable:
             if s.snapshot_id not in named
             and (s.timestamp_ms < before_ms or index < len(ours) - MOST_SNAPSHOTS)
         ]  # fmt: skip
-        if len(old) < KEPT_SNAPSHOTS:
+        if len(old) < KEPT_SNAPSHOTS or is_read():
             return
         try:
             ids = [snapshot.snapshot_id for snapshot in old]

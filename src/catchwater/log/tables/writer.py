@@ -217,8 +217,19 @@ class TableWriter:
             is_done = False  # what was gathered is whole, and is committed
         if self._commit(topic, pending, counts):
             with suppress(Stopped):  # what was not tidied is another time
-                pending.table.tidy(resting(self._core.clock, go_on))
+                step = resting(self._core.clock, go_on)
+                pending.table.tidy(step, lambda: self._is_read(topic))
         return is_done
+
+    def _is_read(self, topic: Topic) -> bool:
+        """Whether a query, whose pin has a lease, holds the topic: it may read replaced files."""
+        now_ms = self._core.clock.now_ms()
+        return any(
+            pin.lease_until_ms is not None
+            and pin.lease_until_ms > now_ms
+            and any(name == topic.name for name, _ in pin.positions)
+            for pin in self._core.catalog.pins()
+        )
 
     def _begin(self, topic: Topic) -> _Pending:
         """What was gathered so far, if it still begins where the table stands."""

@@ -21,7 +21,7 @@ from pyiceberg.types import LongType
 from tests.schema_registry import FakeRegistry, schema_registry
 
 from catchwater.broker_config import LogConfig
-from catchwater.catalog.rows import Topic
+from catchwater.catalog.rows import Pin, Topic
 from catchwater.config import CatchwaterError
 from catchwater.log.keep.pack import Packer
 from catchwater.log.tables import iceberg, upkeep
@@ -786,6 +786,30 @@ def test_a_snapshot_that_has_a_name_stays_readable(
         world.append(topic)
         world.advance(broker, topic)
     assert len(world.table().scan(snapshot_id=first).to_arrow()) == 4
+
+
+def test_while_a_query_holds_the_topic_no_snapshot_expires(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(iceberg, "KEPT_SNAPSHOTS", 2)
+    topic = world.topic(catchwater_table_snapshot_retention_ms="0")
+    broker = world.broker()
+    until_ms = world.log.clock.now_ms() + 60_000
+    held = [
+        Pin("read/1", "a batch query on Spark", {("t", 0): 0}, until_ms, 0),
+        Pin("checkpoint", "a pipeline", {("t", 0): 0}, None, 0),
+        Pin("read/2", "another topic's", {("u", 0): 0}, 2 * until_ms, 0),
+    ]
+    monkeypatch.setattr(world.log.catalog, "pins", lambda: held)
+    for _ in range(2 * upkeep.MERGE_LEAST):
+        world.append(topic)
+        world.advance(broker, topic)
+    kept = len(world.table().snapshots())
+    assert kept >= 2 * upkeep.MERGE_LEAST
+    world.log.clock.advance(60_001)
+    world.append(topic)
+    world.advance(broker, topic)
+    assert len(world.table().snapshots()) == 2
 
 
 def test_young_snapshots_stay_as_long_as_the_topic_says(
