@@ -8,11 +8,12 @@ needed: where there is no room for one, id 0 is answered.
 
 Promises at most `slots` sessions and `MAX_PARTITIONS` partitions in all of them. Room is made as in
 Kafka: by a session unused for two minutes, else by the smallest of those older than that, for one
-that is not smaller. The gate is asked at every fetch, so a guessed id gives nothing away.
-Sessions live in memory: after a restart the answer is FETCH_SESSION_ID_NOT_FOUND.
+that is not smaller. Beyond Kafka, a user who has more than half of what there is gives way to
+others first, so that nobody has it all. The gate is asked at every fetch, so a guessed id gives
+nothing away. Sessions live in memory: after a restart the answer is FETCH_SESSION_ID_NOT_FOUND.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
@@ -74,9 +75,16 @@ class Session:
     """What one client fetches. Partitions that had records go behind those that did not."""
 
     def __init__(
-        self, session_id: int, partitions: dict[Place, SessionPartition], by_id: bool, now_s: float
+        self,
+        session_id: int,
+        partitions: dict[Place, SessionPartition],
+        by_id: bool,
+        now_s: float,
+        owner: str,
     ) -> None:
         self.id = session_id
+        self.owner = owner
+        """The principal who began it."""
         self.by_id = by_id
         self.epoch = 1
         """The one that the next request must bear."""
@@ -130,16 +138,17 @@ class FetchSessions:
         places: dict[Place, SessionPartition],
         answers: Iterable[tuple[Place, FetchReplyPartition]],
         by_id: bool,
+        owner: str,
     ) -> int:
         """A session of these partitions, answered so: its id, or 0 where there is no room."""
-        if not places or not self._make_room(len(places)):
+        if not places or not self._make_room(len(places), owner):
             return NO_SESSION
         session_id = NO_SESSION
         while session_id == NO_SESSION or session_id in self._sessions:
             session_id = self._clock.random.getrandbits(31)
         for place, answer in answers:
             places[place].learn(answer)
-        session = Session(session_id, places, by_id, self._clock.monotonic_s())
+        session = Session(session_id, places, by_id, self._clock.monotonic_s(), owner)
         self._sessions[session_id] = session
         self.partitions += len(places)
         return session_id
@@ -172,12 +181,18 @@ class FetchSessions:
         self._sessions.move_to_end(session.id)
         return session
 
-    def _make_room(self, size: int) -> bool:
+    def _make_room(self, size: int, owner: str) -> bool:
         """Whether there may be one more session of so many partitions."""
-        if len(self._sessions) < self._slots:
-            return self.partitions + size <= MAX_PARTITIONS
+        if self._has_room(size):
+            return True
         now_s = self._clock.monotonic_s()
         if not self._sessions or now_s < self._search_s:
+            return False
+        for each in self._of_who_has_most(owner):
+            self.end(each.id)
+            if self._has_room(size):
+                return True
+        if len(self._sessions) < self._slots:
             return False
         victim = self._victim(size, now_s)
         if victim is None or self.partitions - len(victim.partitions) + size > MAX_PARTITIONS:
@@ -185,6 +200,26 @@ class FetchSessions:
             return False
         self.end(victim.id)
         return True
+
+    def _has_room(self, size: int) -> bool:
+        return len(self._sessions) < self._slots and self.partitions + size <= MAX_PARTITIONS
+
+    def _of_who_has_most(self, other: str) -> list[Session]:
+        """What one user has beyond half, the oldest first: it gives way to another."""
+        count: Counter[str] = Counter()
+        partitions: Counter[str] = Counter()
+        for session in self._sessions.values():
+            count[session.owner] += 1
+            partitions[session.owner] += len(session.partitions)
+        going = []
+        for session in self._sessions.values():
+            owner = session.owner
+            is_most = 2 * count[owner] > self._slots or 2 * partitions[owner] > MAX_PARTITIONS
+            if is_most and owner != other:
+                going.append(session)
+                count[owner] -= 1
+                partitions[owner] -= len(session.partitions)
+        return going
 
     def _victim(self, size: int, now_s: float) -> Session | None:
         """The session that is to go for a new one of so many partitions."""

@@ -13,6 +13,7 @@ import asyncio
 import hashlib
 import shlex
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
@@ -59,6 +60,7 @@ EVERY_S = 2.0
 """How often a stream is sent, with up to `_STREAMS_AT_EASE` of them."""
 _STREAMS_AT_EASE = 8
 _MOST_STREAMS = 64
+"""A user who logs in has half of them at most."""
 STREAM_S = 60.0
 _MOST_SERIES = 12
 _MOST_TRENDS = 20
@@ -84,6 +86,15 @@ _KINDS = {
 Build = Callable[[Caller, Mapping[str, str], PageQuery], Awaitable[View]]
 
 
+def check_streams(watching: Counter[str], principal: str) -> None:
+    """Refuse one more stream where there are too many of all, or of a user who logs in. Pure."""
+    if watching.total() >= _MOST_STREAMS:
+        raise Refusal(503, "TOO_MANY_STREAMS", f"{_MOST_STREAMS} pages are watching already.")
+    if principal != ANONYMOUS and watching[principal] >= _MOST_STREAMS // 2:
+        what = f"{principal} is watching {_MOST_STREAMS // 2} pages already: close some."
+        raise Refusal(503, "TOO_MANY_STREAMS", what)
+
+
 class Page:
     """The page of one broker."""
 
@@ -97,7 +108,8 @@ class Page:
         self._resets = reset.Resets(broker, self._facts)
         self._trends: dict[str, tuple[int, Trends]] = {}
         """When it was made, and what it is, by pipeline."""
-        self._streams = 0
+        self._streams: Counter[str] = Counter()
+        """How many there are, by principal."""
         self._bootstrap = str(broker.kafka_address)
         self._starts = how_started(sys.argv, Path.cwd())
 
@@ -144,7 +156,7 @@ class Page:
 
             form = _form(request)
             if form == "stream":
-                return await self._stream(make)
+                return await self._stream(caller.principal, make)
             view = await make()
             if form == "json":
                 body = msgspec.json.encode(view)
@@ -175,20 +187,19 @@ class Page:
 
     # --- streams ---------------------------------------------------------------------------------
 
-    async def _stream(self, make: Callable[[], Awaitable[View]]) -> Response:
-        if self._streams >= _MOST_STREAMS:
-            raise Refusal(503, "TOO_MANY_STREAMS", f"{_MOST_STREAMS} pages are watching already.")
+    async def _stream(self, principal: str, make: Callable[[], Awaitable[View]]) -> Response:
+        check_streams(self._streams, principal)
         first = await make()
         return StreamingResponse(
-            self._events(first, make), media_type="text/event-stream", headers=_HEADERS
+            self._events(first, principal, make), media_type="text/event-stream", headers=_HEADERS
         )
 
     async def _events(
-        self, view: View, make: Callable[[], Awaitable[View]]
+        self, view: View, principal: str, make: Callable[[], Awaitable[View]]
     ) -> AsyncIterator[bytes]:
         clock, sent = self._broker.clock, dict[str, str]()
         ends_s = clock.monotonic_s() + STREAM_S
-        self._streams += 1
+        self._streams[principal] += 1
         try:
             yield b"retry: 1000\n\n"
             while not self._broker.draining.is_set():
@@ -201,7 +212,7 @@ class Page:
                 yield b"data: " + msgspec.json.encode(body) + b"\n\n"
                 if clock.monotonic_s() >= ends_s:
                     return
-                wait_s = EVERY_S * max(1.0, self._streams / _STREAMS_AT_EASE)
+                wait_s = EVERY_S * max(1.0, self._streams.total() / _STREAMS_AT_EASE)
                 never = asyncio.get_running_loop().create_future()
                 await self._broker.wait_unless_draining(never, wait_s)
                 try:
@@ -209,7 +220,9 @@ class Page:
                 except CatchwaterError:  # the page asks again, and is told why
                     return
         finally:
-            self._streams -= 1
+            self._streams[principal] -= 1
+            if not self._streams[principal]:
+                del self._streams[principal]
 
     # --- pages -----------------------------------------------------------------------------------
 

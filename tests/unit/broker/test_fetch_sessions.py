@@ -37,9 +37,11 @@ def answer(index: int, high: int = 0, records: bytes = b"", **changes) -> FetchR
     return structs.replace(given, **changes)
 
 
-def begin(sessions: FetchSessions, count: int, by_id: bool = False) -> int:
+def begin(
+    sessions: FetchSessions, count: int, by_id: bool = False, owner: str = "User:ANONYMOUS"
+) -> int:
     places = placed(topics(*(("t", index) for index in range(count))))
-    return sessions.begin(places, [(place, answer(place[1])) for place in places], by_id)
+    return sessions.begin(places, [(place, answer(place[1])) for place in places], by_id, owner)
 
 
 @pytest.fixture
@@ -118,6 +120,32 @@ def test_where_there_is_no_room_there_is_no_session(clock) -> None:
     assert begin(sessions, 1) > 0, "both are stale, whatever their size"
     assert (len(sessions), sessions.partitions) == (2, 5)
     assert begin(FetchSessions(0, clock), 1) == 0
+
+
+def test_who_has_more_than_half_gives_way_to_others(clock) -> None:
+    sessions = FetchSessions(8, clock)
+    greedy = [begin(sessions, 1, owner="User:greedy") for _ in range(9)]
+    assert all(greedy[:8]) and not greedy[8], "nobody else has asked for any"
+    others = []
+    for _ in range(5):
+        clock.advance(1000)
+        others.append(begin(sessions, 1, owner="User:other"))
+    assert all(others[:4]) and not others[4], "half is the greedy one's"
+    clock.advance(1000)
+    assert not begin(sessions, 1, owner="User:greedy")
+    gone, kept = (sessions.resume(request(each, 1), by_id=False) for each in (greedy[3], greedy[4]))
+    assert gone is ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    assert isinstance(kept, Session)
+
+
+def test_who_has_more_than_half_of_the_partitions_gives_way_to_others(clock, monkeypatch) -> None:
+    monkeypatch.setattr(module, "MAX_PARTITIONS", 10)
+    sessions = FetchSessions(100, clock)
+    first, second = (begin(sessions, size, owner="User:greedy") for size in (4, 6))
+    assert begin(sessions, 4, owner="User:other")
+    assert sessions.resume(request(first, 1), by_id=False) is ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    assert isinstance(sessions.resume(request(second, 1), by_id=False), Session)
+    assert not begin(sessions, 1, owner="User:greedy")
 
 
 def test_all_sessions_together_keep_so_many_partitions(clock, monkeypatch) -> None:

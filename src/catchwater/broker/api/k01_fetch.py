@@ -128,14 +128,17 @@ def _open(broker: Broker, request: FetchRequest, call: Call) -> "_Fetch | _Reply
     if request.session_epoch in (FINAL_EPOCH, FIRST_EPOCH):
         sessions.end(request.session_id)
         places = placed(request.topics)
-        return _Fetch(request, by_id, places, Reading(broker, call, request, places))
+        return _Fetch(
+            request, by_id, places, Reading(broker, call, request, places), call.principal
+        )
     session = sessions.resume(request, by_id)
     if isinstance(session, ErrorCode):
         return _Reply(session)
     if not session.partitions:
         return _Reply(ErrorCode.NONE)
     places = session.partitions
-    return _Fetch(request, by_id, places, Reading(broker, call, request, places), session)
+    reading = Reading(broker, call, request, places)
+    return _Fetch(request, by_id, places, reading, call.principal, session)
 
 
 def _close(broker: Broker, fetch: "_Fetch", answers: Answers) -> _Reply:
@@ -149,7 +152,9 @@ def _close(broker: Broker, fetch: "_Fetch", answers: Answers) -> _Reply:
         return _Reply(ErrorCode.NONE, session.id, session.news(answers), *sizes)
     session_id = NO_SESSION
     if fetch.request.session_epoch == FIRST_EPOCH:
-        session_id = broker.fetch_sessions.begin(fetch.places, answers, fetch.by_id)
+        session_id = broker.fetch_sessions.begin(
+            fetch.places, answers, fetch.by_id, fetch.principal
+        )
     return _Reply(ErrorCode.NONE, session_id, by_topic(answers), *sizes)
 
 
@@ -380,6 +385,7 @@ class _Fetch(msgspec.Struct, frozen=True):
     by_id: bool
     places: dict[Place, SessionPartition]
     reading: Reading
+    principal: str
     session: Session | None = None
     """The session that it goes on with, if it does."""
 
