@@ -21,18 +21,10 @@ from typing import NamedTuple
 
 from tests.certificates import certificate
 
+from benchmarks import load
 from benchmarks.bench_produce import DELETING, FETCH, SHAPES, figures
 from benchmarks.kafka_jars import KAFKA_VERSION
 from benchmarks.kafka_peer import apache_kafka
-from benchmarks.load import (
-    Connection,
-    Result,
-    create_topic,
-    drain,
-    fetch_request,
-    produce_request,
-    pump,
-)
 from benchmarks.measure import Row, publish, row
 from benchmarks.our_broker import catchwater_broker
 from catchwater.broker.access import Rule, change, with_rule
@@ -54,7 +46,7 @@ class Side(NamedTuple):
 
 
 def by_turns(
-    claim: str, peer: str, runs: list[tuple[Callable[[], Result], int]], by_bytes: bool,
+    claim: str, peer: str, runs: list[tuple[Callable[[], load.Result], int]], by_bytes: bool,
     aims: tuple[float | None, float | None],
 ) -> list[Row]:  # fmt: skip
     """A row of throughput and a row of CPU; `aims` are the ratios that are wanted of them."""
@@ -88,31 +80,32 @@ def produced_and_fetched(
     for number, name in enumerate(names):
         value_bytes, records, in_flight = SHAPES[name]
         for side in sides:
-            create_topic(side.bootstrap, f"bench-{number}", 1, tls=side.tls)
-        request = produce_request(f"bench-{number}", 0, value_bytes, records)
+            load.create_topic(side.bootstrap, f"bench-{number}", 1, tls=side.tls)
+        request = load.produce_request(f"bench-{number}", 0, value_bytes, records)
         runs = [
-            (partial(pump, side.bootstrap, request, SECONDS, in_flight, side.tls), side.pid)
+            (partial(load.pump, side.bootstrap, request, SECONDS, in_flight, side.tls), side.pid)
             for side in sides
         ]
         rows += by_turns(f"{how}: {name}", peer, runs, records > 1, aims)
     for side in sides:
-        create_topic(side.bootstrap, "tail", 1, tls=side.tls)
-        pump(side.bootstrap, produce_request("tail", 0, 1000, 900), 0.05, 4, side.tls)
-    request = fetch_request("tail", 0, 0, 1 << 20)
+        load.create_topic(side.bootstrap, "tail", 1, tls=side.tls)
+        load.pump(side.bootstrap, load.produce_request("tail", 0, 1000, 900), 0.05, 4, side.tls)
+    request = load.fetch_request("tail", 0, 0, 1 << 20)
     runs = [
-        (partial(drain, side.bootstrap, request, SECONDS, 4, side.tls), side.pid) for side in sides
+        (partial(load.drain, side.bootstrap, request, SECONDS, 4, side.tls), side.pid)
+        for side in sides
     ]
     return [*rows, *by_turns(f"{how}: {FETCH}", peer, runs, True, aims)]
 
 
-def shaken(side: Side) -> Result:
+def shaken(side: Side) -> load.Result:
     """New connections, each with its handshake and one request."""
     until_s = time.perf_counter() + SECONDS
 
     def connect() -> int:
         count = 0
         while time.perf_counter() < until_s:
-            Connection(side.bootstrap, tls=side.tls).close()
+            load.Connection(side.bootstrap, tls=side.tls).close()
             count += 1
         return count
 
@@ -120,7 +113,7 @@ def shaken(side: Side) -> Result:
     with ThreadPoolExecutor(THREADS) as threads:
         counts = [threads.submit(connect) for _ in range(THREADS)]
         made = sum(each.result() for each in counts)
-    return Result(made, 0, time.perf_counter() - start_s)
+    return load.Result(made, 0, time.perf_counter() - start_s)
 
 
 @contextlib.contextmanager
