@@ -174,6 +174,12 @@ async def test_what_is_sent_is_not_read_of_who_may_do_nothing(
             assert (await call(guarded, method, path, {}, login))[0] == expected, path
 
 
+async def test_the_pin_of_a_table_is_set_by_the_log_alone(guarded: Any) -> None:
+    """Who set it first would say from where on the log keeps what the table lacks."""
+    status, text, _ = await call(guarded, "PUT", "/api/v1/pins/table/alices-t", PIN, ALICE)
+    assert (status, json.loads(text)["error"]) == (400, "INVALID_PIN")
+
+
 async def test_there_are_not_too_many_pins(
     guarded: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from catchwater.broker.control.entry import ByHandler, Caller, entry
 from catchwater.broker.control.replies import Refusal, json_reply, read_body
 from catchwater.broker.gate import Operation
 from catchwater.catalog.rows import Pin
+from catchwater.log.keep.tables import PIN as PIN_OF_TABLE
 
 LONGEST_NAME = 1_000
 MOST_PINS = 10_000
@@ -78,6 +79,9 @@ class Pins:
     async def set_pin(self, request: Request, caller: Caller) -> Response:
         body = await read_body(request, _PinBody)
         _check_name("id", request.path_params["id"])
+        if request.path_params["id"].startswith(PIN_OF_TABLE):
+            message = f"Pins whose ids begin with {PIN_OF_TABLE} are the log's own, for tables."
+            raise Refusal(400, "INVALID_PIN", message)
         _check_name("owner", body.owner)
         positions = {(p.topic, p.partition): p.offset for p in body.positions}
         for topic in {topic for topic, _ in positions}:
