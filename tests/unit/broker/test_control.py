@@ -24,6 +24,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.unit.log.shared import World
 
+from catchwater.broker.control import plans
 from catchwater.broker.control.app import create_app
 from catchwater.broker.gate import AllowAll
 from catchwater.broker.metrics import Metrics
@@ -490,6 +491,13 @@ async def test_a_request_asks_for_no_offset_twice_and_for_no_end_of_ranges(
     await written.write((None, 0, 3))
     answer = await asked(written.log, "POST", "/api/v1/plans", wanted(*ranges))
     assert (answer[0], json.loads(answer[1])["error"]) == (status, code)
+
+
+def test_the_audit_trail_has_a_short_line_of_a_long_plan() -> None:
+    ranges = [plans._Range(n % 5_000, n, n + 1) for n in range(plans.MOST_RANGES)]
+    found = plans._asked(plans._PlanBody("t", ranges))
+    assert (found["partitions"], found["offsets"]["7"]) == (5_000, [7, 5_008])
+    assert len(json.dumps(found)) < 4_000
 
 
 async def test_a_plan_that_would_be_too_large_is_asked_for_in_parts(

@@ -15,7 +15,7 @@ import hmac
 import os
 from collections.abc import Iterable
 from dataclasses import replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Annotated, Any, Literal
 from urllib.parse import quote, urlencode
 
@@ -44,6 +44,8 @@ MOST_PLACES = 20_000
 GRANT_S = 900
 _READS_AT_ONCE = 4
 _LONGEST_NAME = 250
+_MOST_NOTED = 100
+"""Partitions whose offsets stand in the audit trail's line of a plan."""
 _KEY = os.urandom(32)
 """Signs this process's own URLs."""
 
@@ -146,10 +148,12 @@ def _asked(body: _PlanBody) -> dict[str, Any]:
     for each in body.ranges:
         start, end = ends.get(each.partition, (each.start, each.end))
         ends[each.partition] = min(start, each.start), max(end, each.end)
+    noted = islice(ends.items(), _MOST_NOTED)
     return {
         "isolation": body.isolation,
         "client_id": body.client_id[:_LONGEST_NAME],
-        "offsets": {str(partition): list(both) for partition, both in ends.items()},
+        "partitions": len(ends),
+        "offsets": {str(partition): list(both) for partition, both in noted},
     }
 
 
