@@ -238,7 +238,8 @@ def movers(broker: BrokerProcess) -> Client:
     """A group that stands at 3 of 10 records in one partition, and nowhere in the other."""
     with Client(broker.bootstrap, timeout_s=PATIENCE_S) as client:
         if "moves" not in client.metadata().topics():
-            client.create_topics({"moves": 2})
+            # Its records bear times of 1970, and stay however long the tests take.
+            client.create_topics({"moves": 2}, {"retention.ms": "-1"})
             records = [(None, b"x", 1_000_000 + at, []) for at in range(10)]
             for record in records:
                 client.produce([(("moves", 0), encode_batch([record]))])
