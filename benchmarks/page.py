@@ -26,7 +26,7 @@ FIGURES = (
     ("produce", "produce, 100 B requests, 80 in flight", "requests/s", "sync per batch"),
     ("produce", "fetch from memory, 1 MB, 4 in flight", "CPU s/GB", "default"),
     ("replay", "replay, 200 B JSON, uncompressed, JSON to a typed column", "M rows/s", "tuned"),
-    ("replay", "replay by catchwater.spark, 200 B JSON, uncompressed, all columns", "M rows/s", "tuned"),
+    ("replay", "replay by catchwater.spark, 200 B JSON, uncompressed, all", "M rows/s", "tuned"),
     ("functions", "stateful function, 100,000 keys: events", "events/s", "Kafka Streams"),
     ("functions", "stateful function, 1,000,000 keys: events", "events/s", "Kafka Streams"),
     ("functions", "stateful function, 100,000 keys: events", "events/s", "Quix"),
