@@ -12,11 +12,12 @@ import time
 from contextlib import closing
 
 import pytest
-from benchmarks.kafka_jars import CACHE, MavenMissing, jars
+from benchmarks.kafka_jars import CACHE, jars
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from pyiceberg.catalog import load_catalog
 from pyspark.sql import functions as f
+from tests.conftest import until
 
 from catchwater import spark as frames
 from catchwater.replay import history
@@ -75,10 +76,7 @@ def table_status(broker, topic):
 
 
 def until_written(broker, topic, count):
-    deadline = time.monotonic() + DEADLINE_S
-    while (found := table_status(broker, topic)).get("rows", 0) < count:
-        assert time.monotonic() < deadline, (found, broker.log())
-        time.sleep(0.05)
+    until(lambda: table_status(broker, topic).get("rows", 0) >= count, DEADLINE_S, broker.log)
 
 
 def by_name(spark, broker, topic, **options):
@@ -332,13 +330,11 @@ def changed(make_broker):
 
 
 def until_settled(broker, topic):
-    deadline = time.monotonic() + DEADLINE_S
-    while True:
+    def has_all():
         found = table_status(broker, topic)
-        if found["is_there"] and not any(each["behind"] for each in found["partitions"]):
-            return
-        assert time.monotonic() < deadline, (found, broker.log())
-        time.sleep(0.05)
+        return found["is_there"] and not any(each["behind"] for each in found["partitions"])
+
+    until(has_all, DEADLINE_S, broker.log)
 
 
 def test_every_engine_reads_the_rows_of_the_topic(changed):
@@ -357,10 +353,7 @@ def test_every_engine_reads_the_rows_of_the_topic(changed):
     )  # fmt: skip
     columns = json.dumps(COLUMNS)
     assert told(python, BY_DUCKDB, json.dumps(files), columns) == expected
-    try:
-        found = ",".join(map(str, sorted(jars("iceberg").glob("*.jar"))))
-    except MavenMissing:
-        pytest.skip("mvn is not installed")
+    found = ",".join(map(str, sorted(jars("iceberg").glob("*.jar"))))  # raises without Maven
     python = python_with(
         f"pyspark-iceberg-{ICEBERG_SPARK}", f"pyspark=={ICEBERG_SPARK}", "pandas<3", "pyarrow"
     )

@@ -13,13 +13,12 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
-from tests.conftest import COMMAND, BrokerProcess
+from tests.conftest import COMMAND, BrokerProcess, until
 
 from catchwater.cli.init import FUNCTION
 
@@ -94,11 +93,8 @@ def _live(broker: BrokerProcess, pipeline: Path, savepoints: Path) -> None:
     group = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "golden"})
     group.commit(offsets=[TopicPartition("orders", each, 4) for each in (0, 1)], asynchronous=False)
     group.close()
-    until_s = time.monotonic() + 60
     objects = pipeline.parent / "log" / "objects" / "segments"
-    while not list(objects.glob("*/*/*.cleaned.seg")):
-        assert time.monotonic() < until_s, "nothing was compacted"
-        time.sleep(0.2)
+    until(lambda: list(objects.glob("*/*/*.cleaned.seg")), said=lambda: "nothing was compacted")
     _pay(broker, 2, range(40))
     _pay(broker, 2, range(40))
 

@@ -183,14 +183,17 @@ class FetchSessions:
 
     def _make_room(self, size: int, owner: str) -> bool:
         """Whether there may be one more session of so many partitions."""
-        if self._has_room(size):
+        if self._has_room(size, ()):
             return True
         now_s = self._clock.monotonic_s()
         if not self._sessions or now_s < self._search_s:
             return False
+        going = list[Session]()
         for each in self._of_who_has_most(owner):
-            self.end(each.id)
-            if self._has_room(size):
+            going.append(each)
+            if self._has_room(size, going):
+                for one in going:
+                    self.end(one.id)
                 return True
         if len(self._sessions) < self._slots:
             return False
@@ -201,8 +204,12 @@ class FetchSessions:
         self.end(victim.id)
         return True
 
-    def _has_room(self, size: int) -> bool:
-        return len(self._sessions) < self._slots and self.partitions + size <= MAX_PARTITIONS
+    def _has_room(self, size: int, without: Sequence[Session]) -> bool:
+        freed = sum(len(each.partitions) for each in without)
+        return (
+            len(self._sessions) - len(without) < self._slots
+            and self.partitions - freed + size <= MAX_PARTITIONS
+        )
 
     def _of_who_has_most(self, other: str) -> list[Session]:
         """What one user has beyond half, the oldest first: it gives way to another."""

@@ -148,6 +148,16 @@ def test_who_has_more_than_half_of_the_partitions_gives_way_to_others(clock, mon
     assert not begin(sessions, 1, owner="User:greedy")
 
 
+def test_nobody_gives_way_to_a_session_for_which_there_would_be_no_room_all_the_same(
+    clock, monkeypatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_PARTITIONS", 10)
+    sessions = FetchSessions(100, clock)
+    held = [begin(sessions, size, owner="User:greedy") for size in (3, 4, 3)]
+    assert not begin(sessions, 9, owner="User:other")
+    assert all(isinstance(sessions.resume(request(e, 1), by_id=False), Session) for e in held)
+
+
 def test_all_sessions_together_keep_so_many_partitions(clock, monkeypatch) -> None:
     monkeypatch.setattr(module, "MAX_PARTITIONS", 10)
     sessions = FetchSessions(5, clock)
