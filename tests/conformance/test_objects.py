@@ -30,12 +30,12 @@ from catchwater.objects.base import (
 from catchwater.objects.local import LocalStore
 from catchwater.objects.memory import MemoryStore
 from catchwater.objects.open import open_store
-from catchwater.objects.retry import Patience, RetryingStore
+from catchwater.objects.retry import RetryingStore, RetryPolicy
 from catchwater.objects.urls import read_range
 
 FLAKY = Rates(slow=0.1, unavailable=0.15, lost_reply=0.15, late=0.05)
 FLAKY_WIRE = {"500": 0.05, "503": 0.1, "reset": 0.05, "lost": 0.1, "truncated": 0.1}
-PATIENCE = Patience(tries=40, total_s=1e9)
+PATIENCE = RetryPolicy(tries=40, total_s=1e9)
 
 
 def flaky(store: ObjectStore) -> ObjectStore:
@@ -213,10 +213,10 @@ def test_a_reader_with_nothing_but_the_url_reads_a_range(store: ObjectStore) -> 
     if url.startswith("memory:"):
         pytest.skip("nobody outside its process reads that")
     clock = ManualClock()
-    assert read_range(url, 50, 100, clock=clock, patience=PATIENCE) == bytes(range(50, 150))
-    assert read_range(url, 200, 0, clock=clock, patience=PATIENCE) == b""
+    assert read_range(url, 50, 100, clock=clock, policy=PATIENCE) == bytes(range(50, 150))
+    assert read_range(url, 200, 0, clock=clock, policy=PATIENCE) == b""
     with pytest.raises(ObjectTruncated, match="ends at byte 200"):
-        read_range(url, 150, 51, clock=clock, patience=PATIENCE)
+        read_range(url, 150, 51, clock=clock, policy=PATIENCE)
 
 
 # --- S3 on the wire (F9, F10, F11) ---------------------------------------------------------------

@@ -21,7 +21,7 @@ from catchwater.objects.keys import ListedKeys
 from catchwater.objects.local import LocalStore
 from catchwater.objects.memory import MemoryStore
 from catchwater.objects.open import KEYS, given_keys, open_store
-from catchwater.objects.retry import Patience, RetryingStore
+from catchwater.objects.retry import RetryingStore, RetryPolicy
 from catchwater.objects.urls import read_range
 from catchwater.wal.base import (
     Position,
@@ -70,7 +70,7 @@ class Place:
                 self.store = open_store(request.getfixturevalue("s3_url"), self.clock)
             case "flaky":
                 faulty = FaultyStore(self.memory, FaultPlan(3, FLAKY), self.clock)
-                self.store = RetryingStore(faulty, self.clock, Patience(tries=50, total_s=1e9))
+                self.store = RetryingStore(faulty, self.clock, RetryPolicy(tries=50, total_s=1e9))
             case _:
                 self.store = RetryingStore(self.memory, self.clock)
 

@@ -16,7 +16,7 @@ from catchwater.config import CatchwaterError
 from catchwater.kafka_listeners import Address
 from catchwater.log.log import Log
 from catchwater.objects.open import sealed
-from catchwater.objects.retry import Patience, RetryingStore
+from catchwater.objects.retry import RetryingStore, RetryPolicy
 from catchwater.wal.object import ObjectWal
 from catchwater.wal.open import session_prefix
 
@@ -32,7 +32,7 @@ CONFIG = LogConfig(
     delete_grace_ms=3_000,
 )
 LINGER_MS = 40
-PATIENCE = Patience(tries=3, first_wait_s=0.05, longest_wait_s=0.5, total_s=3.0)
+PATIENCE = RetryPolicy(tries=3, first_wait_s=0.05, longest_wait_s=0.5, total_s=3.0)
 _AGAIN_S = 0.5
 
 

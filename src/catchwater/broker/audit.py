@@ -9,8 +9,8 @@ with their number, and beyond `MOST_SUMS` such sums into one for all; none is lo
 summed only when far more of them wait than a disk leaves waiting. A trail that cannot be written
 (a full disk) is said so in the log, and what was not written is kept to be written later.
 
-What an API changes is seen from outside: `LOOKS` says which resources a request may change and what
-there is to see of each; a line is written for every one that is another afterwards.
+What an API changes is seen from outside: `AFFECTED` says which resources a request may change and
+what there is to see of each; a line is written for every one that is another afterwards.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ class Client(NamedTuple):
     host: str
 
 
-class Waiting:
+class Unwritten:
     """Events to be written, and the sums of those that are too many. Pure."""
 
     def __init__(self, now_s: float) -> None:
@@ -117,7 +117,7 @@ class Audit:
     def __init__(self, broker: "Broker", trail: Trail) -> None:
         self._broker = broker
         self._trail = trail
-        self._waiting = Waiting(broker.clock.monotonic_s())
+        self._waiting = Unwritten(broker.clock.monotonic_s())
         self._anchored_s = float("-inf")
         self._has_failed = False
         self._unsent: list[Line] = []
@@ -253,7 +253,7 @@ def shown(resource: Resource) -> str:
 # --- What an API may change
 
 
-class Look(NamedTuple):
+class Affected(NamedTuple):
     """One resource, what is done with it, and what there is to see of it."""
 
     resource: Resource
@@ -263,21 +263,21 @@ class Look(NamedTuple):
     """Of before and after: whether it is worth a line."""
 
 
-Looks = Callable[["Broker", Any], Iterable[Look]]
+Affects = Callable[["Broker", Any], Iterable[Affected]]
 
 
-def looks(broker: "Broker", api_key: int, request: Any) -> list[Look]:
+def affected(broker: "Broker", api_key: int, request: Any) -> list[Affected]:
     """The resources that the request may change."""
-    of = LOOKS.get(api_key)
+    of = AFFECTED.get(api_key)
     return [] if of is None else list(of(broker, request))
 
 
-async def seen(asked: Iterable[Look]) -> list[Any]:
+async def seen(asked: Iterable[Affected]) -> list[Any]:
     """What there is to see of each; None where there is none."""
     found = []
-    for look in asked:
+    for each in asked:
         try:
-            found.append(await look.see())
+            found.append(await each.see())
         except CatalogRetriable as error:
             found.append(f"not known: {error}")
     return found
@@ -298,10 +298,10 @@ def differences(before: Any, after: Any) -> tuple[Any, Any]:
     return before, after
 
 
-def _of_topics(operation: Operation, items: str) -> Looks:
+def _of_topics(operation: Operation, items: str) -> Affects:
     """Partitions and settings of the topics that the items name."""
 
-    def of(broker: "Broker", request: Any) -> Iterable[Look]:
+    def of(broker: "Broker", request: Any) -> Iterable[Affected]:
         for item in getattr(request, items) or ():
             name = item if isinstance(item, str) else item.name
             if name is None and (topic := broker.find_named(item)) is not None:
@@ -312,7 +312,7 @@ def _of_topics(operation: Operation, items: str) -> Looks:
     return of
 
 
-def _topic(broker: "Broker", name: str, operation: Operation) -> Look:
+def _topic(broker: "Broker", name: str, operation: Operation) -> Affected:
     async def see() -> Any:
         topic = broker.log.topics.get(name)
         if topic is None:
@@ -321,23 +321,23 @@ def _topic(broker: "Broker", name: str, operation: Operation) -> Look:
             "id": topic.id.hex(), "partitions": topic.partitions, "settings": dict(topic.config)
         }  # fmt: skip
 
-    return Look(Resource(ResourceType.TOPIC, name), operation, see)
+    return Affected(Resource(ResourceType.TOPIC, name), operation, see)
 
 
-def _deleted_topics(broker: "Broker", request: Any) -> Iterable[Look]:
+def _deleted_topics(broker: "Broker", request: Any) -> Iterable[Affected]:
     # Before v6 there are names only.
     return _of_topics(Operation.DELETE, "topics" if hasattr(request, "topics") else "topic_names")(
         broker, request
     )
 
 
-def _starts(broker: "Broker", request: Any) -> Iterable[Look]:
+def _starts(broker: "Broker", request: Any) -> Iterable[Affected]:
     for wanted in request.topics:
         indexes = [each.partition_index for each in wanted.partitions]
         yield _log_starts(broker, wanted.name, indexes)
 
 
-def _log_starts(broker: "Broker", name: str, indexes: list[int]) -> Look:
+def _log_starts(broker: "Broker", name: str, indexes: list[int]) -> Affected:
     async def see() -> Any:
         topic = broker.log.topics.get(name)
         if topic is None:
@@ -345,13 +345,13 @@ def _log_starts(broker: "Broker", name: str, indexes: list[int]) -> Look:
         known = [index for index in indexes if 0 <= index < topic.partitions]
         return {"log_start": {str(at): broker.log.state((topic.id, at)).log_start for at in known}}
 
-    return Look(Resource(ResourceType.TOPIC, name), Operation.DELETE, see)
+    return Affected(Resource(ResourceType.TOPIC, name), Operation.DELETE, see)
 
 
 _TOPIC_KIND = 2  # of Kafka's ConfigResource.Type
 
 
-def _configured(broker: "Broker", request: Any) -> Iterable[Look]:
+def _configured(broker: "Broker", request: Any) -> Iterable[Affected]:
     if request.validate_only:
         return
     for each in request.resources:
@@ -359,24 +359,24 @@ def _configured(broker: "Broker", request: Any) -> Iterable[Look]:
             yield _topic(broker, each.resource_name, Operation.ALTER_CONFIGS)
 
 
-def _group(broker: "Broker", name: str) -> Look:
+def _group(broker: "Broker", name: str) -> Affected:
     async def see() -> Any:
         committed = await broker.log.committed(name)
         return {
             f"{topic}-{index}": commit.offset for (topic, index), commit in committed.items()
         } or None
 
-    return Look(Resource(ResourceType.GROUP, name), Operation.DELETE, see)
+    return Affected(Resource(ResourceType.GROUP, name), Operation.DELETE, see)
 
 
-def _reset(broker: "Broker", request: Any) -> Iterable[Look]:
+def _reset(broker: "Broker", request: Any) -> Iterable[Affected]:
     """A group's positions, where they are set from outside (`kafka-consumer-groups`).
 
     Consumers that belong to no group's protocol commit in the same way: only what goes back tells.
     """
     if not request.member_id and not getattr(request, "group_instance_id", None):
-        look = _group(broker, request.group_id)
-        yield look._replace(operation=Operation.READ, tells=_goes_back)
+        group = _group(broker, request.group_id)
+        yield group._replace(operation=Operation.READ, tells=_goes_back)
 
 
 def _goes_back(before: Any, after: Any) -> bool:
@@ -384,7 +384,7 @@ def _goes_back(before: Any, after: Any) -> bool:
     return any(has.get(place, offset) < offset for place, offset in had.items())
 
 
-def _access(broker: "Broker", request: Any) -> Iterable[Look]:
+def _access(broker: "Broker", request: Any) -> Iterable[Affected]:
     async def see() -> Any:
         guard = broker.guard
         if guard is None:
@@ -397,10 +397,10 @@ def _access(broker: "Broker", request: Any) -> Iterable[Look]:
         }  # a new password has a new salt
         return {"users": users, "rules": rules}
 
-    yield Look(THE_CLUSTER, Operation.ALTER, see)
+    yield Affected(THE_CLUSTER, Operation.ALTER, see)
 
 
-LOOKS: Mapping[int, Looks] = {
+AFFECTED: Mapping[int, Affects] = {
     8: _reset,
     19: _of_topics(Operation.CREATE, "topics"),
     20: _deleted_topics,

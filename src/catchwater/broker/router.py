@@ -22,8 +22,8 @@ from uuid import UUID
 
 from catchwater.broker import api as handlers
 from catchwater.broker.api import k18_api_versions
-from catchwater.broker.audit import Audit, Look, differences, seen, shown
-from catchwater.broker.audit import looks as audit_looks
+from catchwater.broker.audit import Affected, Audit, differences, seen, shown
+from catchwater.broker.audit import affected as audit_affected
 from catchwater.broker.broker import (
     Api,
     Broker,
@@ -264,22 +264,22 @@ async def _answer_audited(
 ) -> Any:
     """As `_answer_behind`, and a line for everything that is another afterwards."""
     allowed = partial(_may_change, gate, call.principal)
-    looks = [*filter(allowed, audit_looks(broker, api.key, request))]
-    before = await seen(looks)
+    affected = [*filter(allowed, audit_affected(broker, api.key, request))]
+    before = await seen(affected)
     fields = await _answer_behind(gate, broker, api, call, request)
-    for look, was, is_ in zip(looks, before, await seen(looks), strict=True):
-        if look.tells(was, is_):
+    for each, was, is_ in zip(affected, before, await seen(affected), strict=True):
+        if each.tells(was, is_):
             was, is_ = differences(was, is_)
             audit.note(
-                *("action", call.client, api.name, shown(look.resource)),
-                operation=look.operation, named=look.resource, before=was, after=is_,
+                *("action", call.client, api.name, shown(each.resource)),
+                operation=each.operation, named=each.resource, before=was, after=is_,
             )  # fmt: skip
     return fields
 
 
-def _may_change(gate: Gate, principal: str, look: Look) -> bool:
+def _may_change(gate: Gate, principal: str, it: Affected) -> bool:
     """Whether the caller can change it: nobody else may make the broker look it up."""
-    return any(gate.may(principal, look.operation, each) for each in (look.resource, THE_CLUSTER))
+    return any(gate.may(principal, it.operation, each) for each in (it.resource, THE_CLUSTER))
 
 
 async def _answer_behind(gate: Gate, broker: Broker, api: Api, call: Call, request: Any) -> Any:

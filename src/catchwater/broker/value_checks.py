@@ -43,7 +43,7 @@ _Asked = tuple[str, int]
 """A subject, and the id of a schema."""
 
 
-class _Known(NamedTuple):
+class _Verdict(NamedTuple):
     """What is known of an id, and until when on the monotonic clock."""
 
     until_s: float
@@ -60,7 +60,7 @@ class ValueChecks:
     def __init__(self, config: BrokerConfig, clock: Clock) -> None:
         self._config = config
         self._clock = clock
-        self._known: dict[_Asked, _Known] = {}
+        self._known: dict[_Asked, _Verdict] = {}
         self._asking: set[_Asked] = set()
         self._lock = threading.Lock()
         self._questions: SimpleQueue[_Asked] = SimpleQueue()
@@ -84,7 +84,7 @@ class ValueChecks:
         known = self._known.get((subject, schema_id))
         if known is None or known.until_s <= self._clock.monotonic_s():
             self._ask((subject, schema_id))
-            known = _Known(0.0, unknown="it is being asked for")
+            known = _Verdict(0.0, unknown="it is being asked for")
         if known.unknown:
             registry = self._config.catchwater_schema_registry_url
             raise Undecided(
@@ -121,21 +121,21 @@ class ValueChecks:
                 self._known[asked] = found
                 self._asking.discard(asked)
 
-    def _learned(self, client: "RegistryClient", asked: _Asked) -> _Known:
+    def _learned(self, client: "RegistryClient", asked: _Asked) -> _Verdict:
         from catchwater.values.fit import fit_of
         from catchwater.values.registry import SchemaUnavailable
 
         subject, schema_id = asked
         try:
             found = client.under(subject, schema_id)
-            return _Known(_EVER, fit=fit_of(found))
+            return _Verdict(_EVER, fit=fit_of(found))
         except LookupError as problem:
-            return _Known(self._clock.monotonic_s() + _MISSING_S, refused=str(problem.args[0]))
+            return _Verdict(self._clock.monotonic_s() + _MISSING_S, refused=str(problem.args[0]))
         except SchemaUnavailable as problem:
-            return _Known(self._clock.monotonic_s() + _PAUSE_S, unknown=str(problem).rstrip("."))
+            return _Verdict(self._clock.monotonic_s() + _PAUSE_S, unknown=str(problem).rstrip("."))
         except _UNUSABLE as problem:
             why = f"the schema with the id {schema_id} cannot be used: {problem}"
-            return _Known(self._clock.monotonic_s() + _MISSING_S, refused=why)
+            return _Verdict(self._clock.monotonic_s() + _MISSING_S, refused=why)
 
     def _of_declared(self, topic: Topic) -> Fit:
         settings = declared(topic)

@@ -20,7 +20,7 @@ from catchwater.config import ConfigError
 from catchwater.objects.base import ObjectMissing, ObjectStore
 from catchwater.objects.local import LocalStore
 from catchwater.objects.memory import MemoryStore
-from catchwater.objects.retry import PATIENT, Patience, RetryingStore
+from catchwater.objects.retry import PATIENT, RetryingStore, RetryPolicy
 from catchwater.objects.seal import KEYS as KEYS
 from catchwater.objects.seal import LOCAL, KeysNeeded
 
@@ -37,7 +37,7 @@ CHECK = "encryption/check"
 
 
 def open_store(
-    url: str, clock: Clock, patience: Patience = PATIENT, *, may_seal: bool = True
+    url: str, clock: Clock, policy: RetryPolicy = PATIENT, *, may_seal: bool = True
 ) -> RetryingStore:
     """Open the store; its requests are retried where that may help, and counted.
 
@@ -57,7 +57,7 @@ def open_store(
             store = _s3(url, parts)
         case _:
             raise ConfigError(f"{url!r} is not the URL of an object store.", hint=_HINT)
-    return RetryingStore(sealed(store) if may_seal else store, clock, patience)
+    return RetryingStore(sealed(store) if may_seal else store, clock, policy)
 
 
 def _folder_of(parts: SplitResult) -> Path | None:

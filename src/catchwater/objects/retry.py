@@ -35,7 +35,7 @@ BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 
 """Upper bounds, seconds."""
 
 
-class Patience(NamedTuple):
+class RetryPolicy(NamedTuple):
     """How often and how long a request is retried; times in seconds."""
 
     tries: int = 8
@@ -45,8 +45,8 @@ class Patience(NamedTuple):
     """No try begins after this time."""
 
 
-PATIENT = Patience()
-ONCE = Patience(tries=1)
+PATIENT = RetryPolicy()
+ONCE = RetryPolicy(tries=1)
 """Requests are only counted; an error stays as it is."""
 
 
@@ -95,22 +95,22 @@ class RequestCounts:
 class Attempts:
     """The attempts of one request."""
 
-    def __init__(self, clock: Clock, patience: Patience) -> None:
+    def __init__(self, clock: Clock, policy: RetryPolicy) -> None:
         self._clock = clock
-        self._patience = patience
+        self._policy = policy
         self._made = 0
         self._started_s = clock.monotonic_s()
 
     def wait(self, error: StoreUnavailable) -> None:
         """Wait before the next attempt. Raises `StoreUnavailable` after the last one."""
-        if self._patience.tries == 1:
+        if self._policy.tries == 1:
             raise error
         self._made += 1
         elapsed_s = self._clock.monotonic_s() - self._started_s
-        patience = self._patience
-        wait_s = min(patience.longest_wait_s, patience.first_wait_s * 2 ** (self._made - 1))
+        policy = self._policy
+        wait_s = min(policy.longest_wait_s, policy.first_wait_s * 2 ** (self._made - 1))
         wait_s *= self._clock.random.random()
-        if self._made >= patience.tries or elapsed_s + wait_s > patience.total_s:
+        if self._made >= policy.tries or elapsed_s + wait_s > policy.total_s:
             raise StoreUnavailable(
                 f"{error} Given up after {self._made} tries in {elapsed_s:.1f} s.", hint=error.hint
             ) from error
@@ -118,9 +118,9 @@ class Attempts:
         self._clock.pause(wait_s)
 
 
-def retried(call: Callable[[], T], clock: Clock, patience: Patience) -> T:
-    """The result of the call, after as many attempts as `patience` allows."""
-    attempts = Attempts(clock, patience)
+def retried(call: Callable[[], T], clock: Clock, policy: RetryPolicy) -> T:
+    """The result of the call, after as many attempts as `policy` allows."""
+    attempts = Attempts(clock, policy)
     while True:
         try:
             return call()
@@ -131,10 +131,10 @@ def retried(call: Callable[[], T], clock: Clock, patience: Patience) -> T:
 class RetryingStore:
     """Another store, with retries and counts."""
 
-    def __init__(self, store: ObjectStore, clock: Clock, patience: Patience = PATIENT) -> None:
+    def __init__(self, store: ObjectStore, clock: Clock, policy: RetryPolicy = PATIENT) -> None:
         self._store = store
         self._clock = clock
-        self._patience = patience
+        self._policy = policy
         self.requests = RequestCounts()
 
     def put(self, key: str, parts: Sequence[Buffer]) -> int:
@@ -193,7 +193,7 @@ class RetryingStore:
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """As the store's; continues after the last key if it was interrupted."""
-        attempts = Attempts(self._clock, self._patience)
+        attempts = Attempts(self._clock, self._policy)
         last = ""
         while True:
             try:
@@ -211,7 +211,7 @@ class RetryingStore:
         return self._store.url(key, part)
 
     def _request(self, operation: str, call: Callable[[], T]) -> T:
-        attempts, began_s = Attempts(self._clock, self._patience), self._clock.monotonic_s()
+        attempts, began_s = Attempts(self._clock, self._policy), self._clock.monotonic_s()
         try:
             while True:
                 try:

@@ -27,7 +27,7 @@ from catchwater.objects.base import (
     range_header,
 )
 from catchwater.objects.open import given_keys, open_store
-from catchwater.objects.retry import PATIENT, Patience, retried
+from catchwater.objects.retry import PATIENT, RetryPolicy, retried
 from catchwater.objects.seal import KEYS, SEALED, KeysNeeded
 
 _REQUEST_S = 20
@@ -41,16 +41,16 @@ class AccessEnded(StoreRefused):
 
 
 def read_range(
-    url: str, offset: int, size: int, *, clock: Clock = SYSTEM, patience: Patience = PATIENT
+    url: str, offset: int, size: int, *, clock: Clock = SYSTEM, policy: RetryPolicy = PATIENT
 ) -> memoryview:
     """Exactly `size` bytes from `offset` of the object at `url`, read-only.
 
     Raises `ObjectMissing`, `ObjectTruncated`, `AccessEnded`, or another `StoreError`. `clock` and
-    `patience` are for retries.
+    `policy` are for retries.
     """
     parts = urlsplit(url)
     if parts.scheme in ("http", "https"):
-        return retried(lambda: _requested(url, offset, size), clock, patience)
+        return retried(lambda: _requested(url, offset, size), clock, policy)
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return _mapped(Path(unquote(parts.path)), offset, size)
     if url.startswith(SEALED):

@@ -33,7 +33,7 @@ from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError, Restart
 from catchwater.objects.base import StoreError
 from catchwater.objects.open import join
-from catchwater.objects.retry import PATIENT, Patience
+from catchwater.objects.retry import PATIENT, RetryPolicy
 from catchwater.recovery import fenced, remote
 from catchwater.recovery.ledger import FOLDER, read_json, shown, url_of, write_whole
 
@@ -42,7 +42,7 @@ WAIT_S = 20.0
 _POLL_S = 0.01
 """A spare's restart waits for it."""
 
-_SOON = Patience(tries=2, total_s=2.0)
+_SOON = RetryPolicy(tries=2, total_s=2.0)
 
 DRIVER = "lock"
 """The file that the process holds which works on the checkpoint."""
@@ -117,7 +117,7 @@ def lock(
             remote.publish(checkpoint)
 
 
-def refresh(checkpoint: Path, clock: Clock = SYSTEM, patience: Patience = PATIENT) -> None:
+def refresh(checkpoint: Path, clock: Clock = SYSTEM, policy: RetryPolicy = PATIENT) -> None:
     """Bring the folder of a checkpoint at a URL up to date, unless a process here works on it.
 
     Raises `StoreError`, `LedgerDamaged`.
@@ -128,7 +128,7 @@ def refresh(checkpoint: Path, clock: Clock = SYSTEM, patience: Patience = PATIEN
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         if _try_lock(descriptor):
-            remote.refresh(checkpoint, clock, patience)
+            remote.refresh(checkpoint, clock, policy)
     finally:
         os.close(descriptor)
 

@@ -31,7 +31,7 @@ from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
 from catchwater.objects.base import StoreError
 from catchwater.objects.open import check_seal, open_store
-from catchwater.objects.retry import PATIENT, Patience
+from catchwater.objects.retry import PATIENT, RetryPolicy
 from catchwater.recovery import checkpoint as spark_log
 from catchwater.recovery import fenced
 from catchwater.recovery.fenced import Changes, Claim, Files, Holder, LeaseLost
@@ -279,11 +279,11 @@ def await_turn(folder: Path, wait: Callable[[float], bool], clock: Clock) -> str
             return ""
 
 
-def refresh(folder: Path, clock: Clock, patience: Patience = PATIENT) -> None:
+def refresh(folder: Path, clock: Clock, policy: RetryPolicy = PATIENT) -> None:
     """Make the folder as the log has it. The caller holds its lock, and does not go on to write."""
     if (kept := read_url(folder)) is None or folder in _taken:
         return
-    store = open_store(kept.url, clock, patience)
+    store = open_store(kept.url, clock, policy)
     check_seal(store, may_write=False)
     end = fenced.read_end(store)
     _make(folder, end.files, clock)

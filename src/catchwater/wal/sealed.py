@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _MOST_KNOWN = 64
 
 
-class _Known:
+class _FrameIndex:
     """A sealed file: its key, and the frames that were found in it."""
 
     def __init__(self, seal: "FileSeal", first_sequence: int) -> None:
@@ -90,7 +90,7 @@ class SealedFiles:
         self._root = root
         self._keys = keys
         self._lock = threading.Lock()
-        self._known: OrderedDict[str, _Known | None] = OrderedDict()
+        self._known: OrderedDict[str, _FrameIndex | None] = OrderedDict()
         """By name; None: it is not sealed."""
 
     def __contains__(self, file: str) -> bool:
@@ -128,7 +128,7 @@ class SealedFiles:
         with self._lock:
             self._known.pop(file, None)
 
-    def _look(self, file: str) -> _Known | None:
+    def _look(self, file: str) -> _FrameIndex | None:
         with self._lock:
             if file in self._known:
                 return self._known[file]
@@ -138,7 +138,7 @@ class SealedFiles:
             return None  # it is being begun
         known = None
         if is_sealed(beginning):
-            known = _Known(self._seal_of(file, beginning, head), _first_of(Path(file)))
+            known = _FrameIndex(self._seal_of(file, beginning, head), _first_of(Path(file)))
         with self._lock:
             self._known[file] = known
             if len(self._known) > _MOST_KNOWN:

@@ -26,7 +26,7 @@ from tests.unit.broker.test_control_entry import call
 
 from catchwater.audit import AUDIT_TOPIC, Event, Line, Trail, lines_of, verify
 from catchwater.broker.access import Guard, Rule, change, with_rule, with_user
-from catchwater.broker.audit import MOST_WAITING, Audit, Waiting
+from catchwater.broker.audit import MOST_WAITING, Audit, Unwritten
 from catchwater.broker.gate import (
     AllButSealed,
     Operation,
@@ -57,41 +57,41 @@ def event(**more: Any) -> Event:
 
 
 def test_a_flood_of_refusals_is_summed_and_none_is_lost() -> None:
-    waiting = Waiting(0.0)
+    unwritten = Unwritten(0.0)
     for number in range(50_000):
-        waiting.add(event(resource=f"TOPIC t{number}"), number / 10_000)
-    written = waiting.take(5.0)
+        unwritten.add(event(resource=f"TOPIC t{number}"), number / 10_000)
+    written = unwritten.take(5.0)
     assert len(written) <= 1_600, "so many a second, and a beginning"
-    written += waiting.take(20.0)
+    written += unwritten.take(20.0)
     assert sum(each.count for each in written) == 50_000
 
 
 def test_a_flood_of_many_clients_is_summed_for_all() -> None:
-    waiting = Waiting(0.0)
+    unwritten = Unwritten(0.0)
     for number in range(30_000):
-        waiting.add(event(host=f"10.{number // 250}.{number % 250}.1"), 0.0)
-    written = waiting.take(20.0)
+        unwritten.add(event(host=f"10.{number // 250}.{number % 250}.1"), 0.0)
+    written = unwritten.take(20.0)
     assert len(written) <= 2_001
     assert sum(each.count for each in written) == 30_000
     assert ("*", "*") in [(each.principal, each.resource) for each in written]
 
 
 def test_a_flood_of_refusals_hides_no_action() -> None:
-    waiting = Waiting(0.0)
+    unwritten = Unwritten(0.0)
     for _ in range(20_000):
-        waiting.add(event(), 0.0)
-    waiting.add(event(kind="action", action="DeleteTopics"), 0.0)
-    assert "DeleteTopics" in [each.action for each in waiting.take(0.0)]
+        unwritten.add(event(), 0.0)
+    unwritten.add(event(kind="action", action="DeleteTopics"), 0.0)
+    assert "DeleteTopics" in [each.action for each in unwritten.take(0.0)]
 
 
 def test_what_could_not_be_written_comes_first_the_next_time() -> None:
-    waiting = Waiting(0.0)
+    unwritten = Unwritten(0.0)
     for number in range(MOST_WAITING + 10):
-        waiting.add(event(kind="action", resource=f"TOPIC t{number}"), 0.0)
-    taken = waiting.take(0.0)
-    waiting.add(event(kind="action", resource="later"), 0.0)
-    waiting.give_back(taken, 0.0)
-    again = waiting.take(60.0)
+        unwritten.add(event(kind="action", resource=f"TOPIC t{number}"), 0.0)
+    taken = unwritten.take(0.0)
+    unwritten.add(event(kind="action", resource="later"), 0.0)
+    unwritten.give_back(taken, 0.0)
+    again = unwritten.take(60.0)
     assert again[0] == taken[0]
     assert sum(each.count for each in again) == MOST_WAITING + 11
 

@@ -19,7 +19,7 @@ from catchwater.log.tables.settings import Counts as TableCounts
 from catchwater.log.write.writer import Written
 from catchwater.objects.base import StoreUnavailable
 from catchwater.objects.memory import MemoryStore
-from catchwater.objects.retry import Patience, RequestCounts, RetryingStore
+from catchwater.objects.retry import RequestCounts, RetryingStore, RetryPolicy
 from catchwater.verdicts import Verdict
 from catchwater.wire.arrow import encode_batch
 from catchwater.wire.batch import marker, patched
@@ -155,7 +155,7 @@ def test_a_store_that_fails_flips_its_own_metrics_and_one_that_is_slow_the_other
     """What was written is counted by what it was written for."""
     metrics, clock = Metrics(), ManualClock()
     broken = MemoryStore()
-    store = RetryingStore(broken, clock, Patience(tries=3))
+    store = RetryingStore(broken, clock, RetryPolicy(tries=3))
     metrics.show(store.requests, ReadCounts(3, 1), Written(900, 1000))
 
     def values() -> dict[str, float]:

@@ -14,7 +14,7 @@ from catchwater.objects.base import (
     StoreUnavailable,
 )
 from catchwater.objects.memory import MemoryStore
-from catchwater.objects.retry import Patience, RetryingStore
+from catchwater.objects.retry import RetryingStore, RetryPolicy
 
 
 class Pauses(ManualClock):
@@ -56,12 +56,12 @@ class Away(MemoryStore):
 
 
 def test_waits_grow_up_to_a_bound_and_differ_between_brokers() -> None:
-    patience = Patience(tries=12, first_wait_s=0.1, longest_wait_s=2.0, total_s=1e9)
+    policy = RetryPolicy(tries=12, first_wait_s=0.1, longest_wait_s=2.0, total_s=1e9)
     waits = []
     for seed in (1, 2):
         clock = Pauses(seed)
         with pytest.raises(StoreUnavailable, match="Given up after 12 tries"):
-            RetryingStore(Away(99), clock, patience).get("a")
+            RetryingStore(Away(99), clock, policy).get("a")
         waits.append(clock.waits)
     bounds = [min(2.0, 0.1 * 2**n) for n in range(11)]
     for drawn in waits:
@@ -72,7 +72,7 @@ def test_waits_grow_up_to_a_bound_and_differ_between_brokers() -> None:
 def test_no_try_begins_when_the_time_is_over() -> None:
     clock = Pauses()
     with pytest.raises(StoreUnavailable) as given_up:
-        RetryingStore(Away(99), clock, Patience(tries=10**6, total_s=20.0)).get("a")
+        RetryingStore(Away(99), clock, RetryPolicy(tries=10**6, total_s=20.0)).get("a")
     assert sum(clock.waits) <= 20.0
     assert given_up.value.hint == "Wait."
 

@@ -9,7 +9,7 @@ from tests.faulty import FaultPlan, FaultyStore, Rates
 from catchwater.clock import ManualClock
 from catchwater.objects.base import Buffer, StoreError, StoreUnavailable
 from catchwater.objects.memory import MemoryStore
-from catchwater.objects.retry import Patience, RetryingStore
+from catchwater.objects.retry import RetryingStore, RetryPolicy
 from catchwater.wal.base import WalDead, WalFull, WalUnavailable
 from catchwater.wal.object import MAX_IN_FLIGHT, ObjectWal
 
@@ -47,7 +47,7 @@ def test_a_lost_reply_of_an_applied_write_is_one_success() -> None:
 
 def test_what_was_not_confirmed_loses_its_place_for_good() -> None:
     store, clock = Store(), ManualClock()
-    wal = ObjectWal(RetryingStore(store, clock, Patience(tries=1)), clock, prefix="1-1/")
+    wal = ObjectWal(RetryingStore(store, clock, RetryPolicy(tries=1)), clock, prefix="1-1/")
     store.failures = [LOST]
     with pytest.raises(WalUnavailable, match=r"wal/1-1/0{19}1\.wal was not confirmed"):
         wal.append([b"perhaps"])

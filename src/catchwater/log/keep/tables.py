@@ -120,15 +120,15 @@ class TableKeeper:
 
         Where it cannot be asked itself, `why` says so, and offsets are those that its pin knows.
         """
-        standing, facts, why = None, {}, ""
+        written, facts, why = None, {}, ""
         try:
-            table, standing = await asyncio.to_thread(self.writer.look, topic)
-            facts = table.facts() if standing else {}
+            table, written = await asyncio.to_thread(self.writer.look, topic)
+            facts = table.facts() if written else {}
         except CatchwaterError as error:
             if isinstance(error, StoreError | CatalogFailure | SessionFenced):
                 raise
             why = str(error)
-        offsets = standing.offsets if standing else {}
+        offsets = written.offsets if written else {}
         if why:
             held = self._pinned.get(topic.id, {})
             offsets = {partition: at for (_, partition), at in held.items()}
@@ -146,11 +146,11 @@ class TableKeeper:
         return {
             "topic": topic.name,
             "table": topic.config[TABLE],
-            "is_there": standing is not None,
+            "is_there": written is not None,
             "why": why,
             **facts,
             "partitions": partitions,
-            "gaps": [list(gap) for gap in standing.gaps] if standing else [],
+            "gaps": [list(gap) for gap in written.gaps] if written else [],
             "here": asdict(counts) if counts else None,
         }
 
@@ -164,8 +164,8 @@ class TableKeeper:
             return None
 
         def look() -> "Native | None":
-            table, standing = self.writer.look(topic)
-            return table.native(wanted) if standing else None
+            table, written = self.writer.look(topic)
+            return table.native(wanted) if written else None
 
         return await asyncio.to_thread(look)
 
@@ -178,8 +178,8 @@ class TableKeeper:
         They are written again from the log, which has to have them: raises `TableRefused`
         otherwise, and what `status` raises.
         """
-        table, standing = await asyncio.to_thread(self.writer.look, topic)
-        if standing is None:
+        table, written = await asyncio.to_thread(self.writer.look, topic)
+        if written is None:
             raise TableRefused(
                 f"The table {table.settings.name} of {topic.name} is not there yet.",
                 hint="It is made with its first commit.",
@@ -187,13 +187,13 @@ class TableKeeper:
         async with self._leases.pins():
             starts = {p: self._core.states[topic.id, p].log_start for p in range(topic.partitions)}
             wanted = {**starts} if offsets is None else dict(offsets)
-            _check_offsets(topic, wanted, starts, standing.offsets)
-            back = {p: at for p, at in wanted.items() if at < standing.offsets.get(p, 0)}
+            _check_offsets(topic, wanted, starts, written.offsets)
+            back = {p: at for p, at in wanted.items() if at < written.offsets.get(p, 0)}
             said = {
                 "table": table.settings.name,
                 "rows": await asyncio.to_thread(table.behind, back),
                 "partitions": [
-                    {"partition": p, "from": standing.offsets[p], "to": at}
+                    {"partition": p, "from": written.offsets[p], "to": at}
                     for p, at in sorted(back.items())
                 ],
             }
@@ -201,7 +201,7 @@ class TableKeeper:
                 return said
             # The pin first: what is deleted from the table is in the log until it is back.
             held = dict(self._pinned.get(topic.id, {}))
-            held |= {(topic.name, p): at for p, at in (standing.offsets | back).items()}
+            held |= {(topic.name, p): at for p, at in (written.offsets | back).items()}
             await self._pin(topic, held)
         await asyncio.to_thread(table.rewind, back)
         self.again(topic)

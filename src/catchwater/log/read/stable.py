@@ -20,7 +20,7 @@ _END = 2**63 - 1
 
 
 @dataclass(slots=True)
-class _Known:
+class _Stable:
     """What is known of one partition."""
 
     high_watermark: int = -1
@@ -44,7 +44,7 @@ class Stability:
         self._catalog = catalog
         self._states = states
         self._others_write = others_write
-        self._known: dict[PartitionKey, _Known] = {}
+        self._known: dict[PartitionKey, _Stable] = {}
 
     async def last_stable_offset(self, key: PartitionKey) -> int:
         """The first offset that is not stable; never above the high watermark; -1: no partition."""
@@ -83,7 +83,7 @@ class Stability:
         known = self._up_to_date(key, state)
         return _among(known.aborted, start, end) if known else None
 
-    def _up_to_date(self, key: PartitionKey, state: PartitionState) -> _Known | None:
+    def _up_to_date(self, key: PartitionKey, state: PartitionState) -> _Stable | None:
         """What is known of the partition, if nothing has changed since the catalog was asked."""
         known = self._known.get(key)
         if known is None or known.high_watermark < 0:
@@ -92,10 +92,10 @@ class Stability:
             return known if known.high_watermark == state.high_watermark else None
         return known if state.last_aborted < known.upto else None
 
-    async def _look(self, key: PartitionKey, state: PartitionState) -> _Known:
+    async def _look(self, key: PartitionKey, state: PartitionState) -> _Stable:
         known = self._known.get(key)
         if known is None:
-            known = self._known[key] = _Known(upto=state.log_start)
+            known = self._known[key] = _Stable(upto=state.log_start)
         high_watermark, start = state.high_watermark, known.upto
 
         def look() -> tuple[int, list[AbortedRow]]:

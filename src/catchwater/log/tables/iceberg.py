@@ -84,7 +84,7 @@ class Uniform(msgspec.Struct, frozen=True):
     """What became of the values' fields (`values.policy`)."""
 
 
-class Standing(NamedTuple):
+class TableState(NamedTuple):
     """What a table says of itself."""
 
     offsets: dict[int, int]
@@ -154,7 +154,7 @@ class TopicTable:
         """The columns that are written."""
         return self._shape
 
-    def open(self) -> Standing:
+    def open(self) -> TableState:
         """Make the table if it is missing, fit its columns and partitioning, and say where it is.
 
         Raises `TableUnavailable` and `TableRefused`.
@@ -167,7 +167,7 @@ class TopicTable:
                     self.conflicts += 1
         raise _contended(self.settings.name)
 
-    def standing(self) -> Standing | None:
+    def state(self) -> TableState | None:
         """Where the table stands; None: there is none. Changes nothing.
 
         Raises `TableUnavailable`.
@@ -179,7 +179,7 @@ class TopicTable:
                 self._table = self._catalog.load_table(self.settings.name)
             except (NoSuchTableError, NoSuchNamespaceError):
                 return None
-            return standing_of(self._table)
+            return state_of(self._table)
 
     def write(self, rows: pa.Table) -> list["DataFile"]:
         """Write rows of `shape` as data files, which no reader sees yet.
@@ -198,7 +198,7 @@ class TopicTable:
             for index, (key, part) in enumerate(_parts(table, rows))
         ]
 
-    def commit(self, batch: Batch) -> Standing:
+    def commit(self, batch: Batch) -> TableState:
         """Add the files, if the table stands where they begin; the rest is in the module's words.
 
         Raises `TableMoved`, and `TableUnavailable`, after which it may or may not be so.
@@ -207,14 +207,14 @@ class TopicTable:
             for _ in range(_TRIES):
                 table = self._load()
                 if _has_commit(table, batch.token):
-                    return standing_of(table)
+                    return state_of(table)
                 self._refuse_moved(table, batch)
                 try:
                     self._add(table, batch)
                 except _conflict():
                     self.conflicts += 1
                     continue
-                return standing_of(self._load())
+                return state_of(self._load())
         raise _contended(self.settings.name)
 
     def tidy(self, step: Callable[[], None], is_read: Callable[[], bool]) -> None:
@@ -240,7 +240,7 @@ class TopicTable:
         assert self._table is not None, "the table is open"
         upkeep.delete(self._table.io, [file.file_path for file in files])
 
-    def rewind(self, offsets: Mapping[int, int]) -> Standing:
+    def rewind(self, offsets: Mapping[int, int]) -> TableState:
         """Delete the rows from these offsets on, in one commit that says so.
 
         Raises `TableUnavailable`, `TableRefused`.
@@ -248,7 +248,7 @@ class TopicTable:
         with _named(self.settings.name):
             for _ in range(_TRIES):
                 table = self._load()
-                now = standing_of(table)
+                now = state_of(table)
                 back = {p: at for p, at in offsets.items() if at < now.offsets.get(p, 0)}
                 gone = self._files_from(table, back)
                 kept, left = self._kept(table, gone, back)
@@ -266,7 +266,7 @@ class TopicTable:
                 except _conflict():
                     self.conflicts += 1
                     continue
-                return standing_of(self._load())
+                return state_of(self._load())
         raise _contended(self.settings.name)
 
     def _files_from(self, table: "Table", offsets: Mapping[int, int]) -> list["DataFile"]:
@@ -309,13 +309,13 @@ class TopicTable:
         or has renamed a column that is in older files by another name.
         """
         assert self._table is not None, "the table is open"
-        table, standing = self._table, standing_of(self._table)
-        uniform, snapshot = standing.uniform, table.current_snapshot()
+        table, state = self._table, state_of(self._table)
+        uniform, snapshot = state.uniform, table.current_snapshot()
         if uniform is None or snapshot is None or snapshot.summary is None:
             return None
         if uniform.fields != self.settings.fields:
             return None
-        if int(snapshot.summary["total-records"] or -1) != standing.total or (
+        if int(snapshot.summary["total-records"] or -1) != state.total or (
             int(snapshot.summary["total-delete-files"] or 0)
         ):
             return None
@@ -324,14 +324,14 @@ class TopicTable:
         spans = {}
         for partition, (start, end) in wanted.items():
             first = max(start, uniform.first.get(partition, end))
-            stop = min(end, standing.offsets.get(partition, 0))
+            stop = min(end, state.offsets.get(partition, 0))
             if first < stop:
                 spans[partition] = (first, stop)
         with _named(self.settings.name):
             files = [task.file for task in table.scan(row_filter=_within(spans)).plan_files()]
         whole = [file.file_path for file in files if _lies_in(table, file, spans)]
         partly = [file.file_path for file in files if not _lies_in(table, file, spans)]
-        return Native(spans, whole, partly, uniform, standing.left_out)
+        return Native(spans, whole, partly, uniform, state.left_out)
 
     def facts(self) -> dict[str, Any]:
         """What an operator asks of the open table."""
@@ -355,7 +355,7 @@ class TopicTable:
 
     # --- opening ---------------------------------------------------------------------------------
 
-    def _open(self) -> Standing:
+    def _open(self) -> TableState:
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
         name = self.settings.name
@@ -372,7 +372,7 @@ class TopicTable:
         if self._fit(table):
             table = self._load()
         self._table = table
-        return standing_of(table)
+        return state_of(table)
 
     def _refuse_foreign(self, table: "Table") -> None:
         found = table.properties.get(TOPIC_ID)
@@ -441,14 +441,14 @@ class TopicTable:
 
     def _refuse_moved(self, table: "Table", batch: Batch) -> None:
         self._refuse_foreign(table)
-        offsets = standing_of(table).offsets
+        offsets = state_of(table).offsets
         if any(offsets.get(p, first) != first for p, (first, _) in batch.spans.items()):
             raise TableMoved
         if batch.files and table.spec().spec_id != self._spec_id:
             raise TableMoved
 
     def _add(self, table: "Table", batch: Batch) -> None:
-        now = standing_of(table)
+        now = state_of(table)
         ends = {partition: stop for partition, (_, stop) in batch.spans.items()}
         total = now.total + sum(file.record_count for file in batch.files)
         said = self._summary(now.offsets | ends, batch.token, total) | {
@@ -516,7 +516,7 @@ class TopicTable:
         """Make small files one, and many files with deletes, too."""
         from catchwater.log.tables import upkeep
 
-        now, token = standing_of(table), self._clock.token()
+        now, token = state_of(table), self._clock.token()
         tasks = sorted(table.scan().plan_files(), key=lambda task: _first_offset(table, task.file))
         deletes = upkeep.deletes_of(table)
         gone = upkeep.gone_by(deletes)
@@ -576,7 +576,7 @@ class TopicTable:
             return  # the next commit does it
         upkeep.delete(table.io, upkeep.unnamed(self._load(), old))
 
-    def _uniform(self, now: Standing, batch: Batch) -> Uniform:
+    def _uniform(self, now: TableState, batch: Batch) -> Uniform:
         values = identity(self.settings.values) if self.settings.values else ""
         begun = {partition: first for partition, (first, _) in batch.spans.items()}
         before = now.uniform
@@ -649,7 +649,7 @@ def _written(table: "Table", rows: pa.Table, key: Any, name: str) -> "DataFile":
 # --- what a table says ---------------------------------------------------------------------------
 
 
-def standing_of(table: "Table") -> Standing:
+def state_of(table: "Table") -> TableState:
     """Where a table stands; see the module."""
     properties = table.properties
     rest: dict[str, Any] = {
@@ -663,12 +663,12 @@ def standing_of(table: "Table") -> Standing:
     while snapshot is not None:
         said = snapshot.summary
         if said and (offsets := said[OFFSETS]):
-            return Standing(_offsets(offsets), **rest, total=int(said[TOTAL] or 0))
+            return TableState(_offsets(offsets), **rest, total=int(said[TOTAL] or 0))
         parent = snapshot.parent_snapshot_id
         snapshot = table.snapshot_by_id(parent) if parent is not None else None
     # It was never written, or what said so has expired; then its children name no parent any more.
     kept = properties if current else {}
-    return Standing(_offsets(kept.get(OFFSETS, "{}")), **rest, total=int(kept.get(TOTAL, "0")))
+    return TableState(_offsets(kept.get(OFFSETS, "{}")), **rest, total=int(kept.get(TOTAL, "0")))
 
 
 def _from(offsets: Mapping[int, int]) -> Any:

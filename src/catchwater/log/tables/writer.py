@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.manifest import DataFile
 
-    from catchwater.log.tables.iceberg import Standing, TopicTable
+    from catchwater.log.tables.iceberg import TableState, TopicTable
 
 _LOG = logging.getLogger(__name__)
 
@@ -150,7 +150,7 @@ class TableWriter:
         if pending := self._pending.pop(topic_id, None):
             pending.table.discard(pending.files)
 
-    def standing(self, topic: Topic) -> "Standing":
+    def state(self, topic: Topic) -> "TableState":
         """Where the topic's table stands; makes it if it is missing. Raises as `advance`."""
         return self.table(topic).open()
 
@@ -168,7 +168,7 @@ class TableWriter:
             known = self._tables[topic.id] = settings, table
         return known[1]
 
-    def look(self, topic: Topic) -> tuple["TopicTable", "Standing | None"]:
+    def look(self, topic: Topic) -> tuple["TopicTable", "TableState | None"]:
         """The topic's table for somebody who asks, in any thread; None: it is not there yet.
 
         Raises as `advance`, and changes nothing.
@@ -178,7 +178,7 @@ class TableWriter:
         settings = self._with_schema(topic, settings_of(topic), asks_again=False)
         clock = self._core.clock
         table = TopicTable(self._catalog, topic.name, topic.id.hex(), settings, clock)
-        return table, table.standing()
+        return table, table.state()
 
     def _with_schema(
         self, topic: Topic, settings: TableSettings, *, asks_again: bool
@@ -234,11 +234,11 @@ class TableWriter:
     def _begin(self, topic: Topic) -> _Pending:
         """What was gathered so far, if it still begins where the table stands."""
         table = self.table(topic)
-        standing = table.open()
+        state = table.open()
         pending = self._pending.get(topic.id)
-        if pending is None or pending.stood != standing.offsets:
+        if pending is None or pending.stood != state.offsets:
             self.forget(topic.id)
-            pending = self._pending[topic.id] = _begun(table, standing)
+            pending = self._pending[topic.id] = _begun(table, state)
         return pending
 
     def _gather(
@@ -384,7 +384,7 @@ class TableWriter:
             )  # fmt: skip
             before = pending.table.conflicts
             try:
-                standing = pending.table.commit(batch)
+                state = pending.table.commit(batch)
             except TableMoved:
                 # Another broker has been here; the next turn begins where the table stands.
                 counts.conflicts += 1
@@ -396,7 +396,7 @@ class TableWriter:
             counts.records += pending.records
             counts.malformed += pending.malformed
             counts.committed_ms = self._core.clock.now_ms()
-            self._pending[topic.id] = _begun(pending.table, standing)
+            self._pending[topic.id] = _begun(pending.table, state)
         return bool(spans)
 
     def positions(self, topic: Topic) -> dict[int, int]:
@@ -442,8 +442,8 @@ class TableWriter:
         return state.last_stable_offset
 
 
-def _begun(table: "TopicTable", standing: "Standing") -> _Pending:
-    return _Pending(table, dict(standing.offsets), dict(standing.offsets))
+def _begun(table: "TopicTable", state: "TableState") -> _Pending:
+    return _Pending(table, dict(state.offsets), dict(state.offsets))
 
 
 def _damaged(topic: Topic, run: RunRow, error: Exception) -> str:

@@ -26,7 +26,7 @@ from catchwater.config import CatchwaterError
 from catchwater.log.keep.pack import Packer
 from catchwater.log.tables import iceberg, upkeep
 from catchwater.log.tables import writer as writing
-from catchwater.log.tables.iceberg import TopicTable, standing_of
+from catchwater.log.tables.iceberg import TopicTable, state_of
 from catchwater.log.tables.open import TableRefused, TableUnavailable
 from catchwater.log.tables.rows import RAW, Shape
 from catchwater.log.tables.settings import PARTITION_BY, TABLE, Term, refused_table, terms
@@ -365,7 +365,7 @@ def test_where_our_snapshot_has_expired_the_property_says_it(world: World) -> No
         ours = table.snapshots()[0].snapshot_id
         table.maintenance.expire_snapshots().by_ids([ours]).commit()
         table.refresh()
-        assert standing_of(table).offsets == {0: 4}
+        assert state_of(table).offsets == {0: 4}
 
 
 def test_what_the_log_has_deleted_is_a_gap_that_is_named(world: World) -> None:
@@ -379,7 +379,7 @@ def test_what_the_log_has_deleted_is_a_gap_that_is_named(world: World) -> None:
     world.log.catalog.trim({(topic.id, 0): 10}).result()
     world.advance(world.broker(), topic)
     assert world.places() == [(0, at) for at in (0, 1, 2, 3, 10, 11)]
-    assert standing_of(world.table()).gaps == ((0, 4, 10),)
+    assert state_of(world.table()).gaps == ((0, 4, 10),)
 
 
 def test_a_log_that_went_back_in_time_is_refused(world: World) -> None:
@@ -408,7 +408,7 @@ def test_a_table_of_a_topic_that_was_deleted_is_refused(world: World) -> None:
     world.advance(world.broker(), topic)
     again = Topic(b"another".ljust(16, b"."), "t", 1, topic.config)
     with pytest.raises(TableRefused, match="another topic"):
-        world.broker().standing(again)
+        world.broker().state(again)
 
 
 def test_a_catalog_out_of_reach_is_named(world: World) -> None:
@@ -671,7 +671,7 @@ def test_small_files_are_made_one_and_no_row_changes(
     assert len(headers) == 3, "none, two, and one of a name beyond ASCII"
     operations = {each.summary.operation.value for each in world.table().snapshots()}
     assert operations == {"append", "replace"}
-    assert world.rows("value") and standing_of(world.table()).offsets == world.log_ends(topic)
+    assert world.rows("value") and state_of(world.table()).offsets == world.log_ends(topic)
 
 
 def test_files_are_merged_in_the_columns_that_the_table_has_now(world: World) -> None:

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from catchwater import retries
 from catchwater.clock import ManualClock
 from catchwater.objects.base import StoreUnavailable
-from catchwater.objects.retry import Patience, retried
+from catchwater.objects.retry import RetryPolicy, retried
 from catchwater.pipeline.run.metrics import PipelineMetrics
 from catchwater.pipeline.status import drilled
 from catchwater.recovery.contract import PartitionTail, Terms, compute
@@ -199,7 +199,7 @@ def test_what_is_tried_again_is_counted_by_what_it_was() -> None:
     metrics = PipelineMetrics("cards", ["risk"])
     before = values(metrics.registry)
     with pytest.raises(StoreUnavailable):
-        retried(failing, ManualClock(), Patience(tries=3))
+        retried(failing, ManualClock(), RetryPolicy(tries=3))
     after = values(metrics.registry)
     assert moved(before, after) == {"retries_total"}
     (key,) = [each for each in after if after[each] != before[each]]
