@@ -255,6 +255,7 @@ class Housekeeping:
 
     async def _write_tables(self) -> bool:
         is_done = True
+        await self.tables.see_pins()
         for topic in self.tables.due(self._core.clock.monotonic_s()):
             if self._stopping:
                 return False

@@ -40,6 +40,8 @@ _LOG = logging.getLogger(__name__)
 
 PIN = "table/"
 """How the ids of the pins begin; the topic's name follows."""
+ASK_AGAIN_S = 600.0
+"""After so long a table with nothing to come is asked all the same: others may have changed it."""
 
 
 class TableKeeper:
@@ -53,6 +55,8 @@ class TableKeeper:
         self._stability = Stability(core.catalog, core.states, others_write=is_shared)
         self._written_s: dict[bytes, float] = {}
         """By topic: when its last turn began that brought it up to the log."""
+        self._upto: dict[bytes, tuple[float, Topic, Mapping[int, int]]] = {}
+        """By topic that its table is up to: when it was last asked, for which settings and ends."""
         self._pinned: dict[bytes, Mapping[tuple[str, int], int]] = {}
         self._may_hold = True
         """Whether there may be pins of ours: an earlier broker may have left some."""
@@ -77,6 +81,7 @@ class TableKeeper:
         now_s = self._core.clock.monotonic_s()
         if not await self._leases.take(f"table/{topic.id.hex()}", TTL_MS + 2 * _interval_ms(topic)):
             self.writer.forget(topic.id)
+            self._upto.pop(topic.id, None)
             self._written_s[topic.id] = now_s
             return True
         if topic.id not in self._pinned:
@@ -85,8 +90,15 @@ class TableKeeper:
         ends = {}
         for partition in range(topic.partitions):
             ends[partition] = await self._stability.last_stable_offset((topic.id, partition))
+        asked_s, *upto = self._upto.get(topic.id, (-ASK_AGAIN_S,))
+        if upto == [topic, ends] and now_s - asked_s < ASK_AGAIN_S:
+            self._written_s[topic.id] = now_s  # nothing new costs no question to the table
+            return True
+        self._upto.pop(topic.id, None)
         try:
             is_done = await asyncio.to_thread(self.writer.advance, topic, ends, go_on)
+            if is_done and not self.writer.counts[topic.name].error:
+                self._upto[topic.id] = now_s, topic, ends
         except CatchwaterError as error:
             if isinstance(error, StoreError | CatalogFailure | SessionFenced):
                 raise
@@ -96,6 +108,17 @@ class TableKeeper:
         if is_done:
             self._written_s[topic.id] = now_s
         return is_done
+
+    async def see_pins(self) -> None:
+        """Have tables written again that another broker has rewound: it has moved their pins."""
+        if not self._upto:
+            return
+        pins = {pin.id: pin for pin in await asyncio.to_thread(self._core.catalog.pins)}
+        for topic in [upto[1] for upto in self._upto.values()]:
+            pin = pins.get(f"{PIN}{topic.name}")
+            if pin is None or pin.positions != self._pinned.get(topic.id):
+                self._pinned.pop(topic.id, None)
+                self.again(topic)
 
     async def release(self) -> None:
         """Release the pins of topics that have no table any more."""
@@ -109,11 +132,13 @@ class TableKeeper:
                 await wrap_future(self._core.catalog.release_pin(pin.id))
         for topic_id in self._pinned.keys() - {topic.id for topic in tables}:
             del self._pinned[topic_id]
+            self._upto.pop(topic_id, None)
             self.writer.forget(topic_id)
 
     def again(self, topic: Topic) -> None:
         """Have a table written at the next look, whatever its interval."""
         self._written_s.pop(topic.id, None)
+        self._upto.pop(topic.id, None)
 
     async def status(self, topic: Topic) -> dict[str, Any]:
         """What an operator asks of a topic's table.

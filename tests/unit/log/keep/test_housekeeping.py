@@ -21,7 +21,10 @@ from catchwater.log.keep.compact import Compactor
 from catchwater.log.keep.leases import BUCKETS, TTL_MS, bucket_of
 from catchwater.log.keep.pack import Packer
 from catchwater.log.keep.parquet import PARQUET
+from catchwater.log.keep.tables import ASK_AGAIN_S
 from catchwater.log.log import Log
+from catchwater.log.tables.iceberg import TableState, TopicTable
+from catchwater.log.tables.settings import COMMIT_INTERVAL_MS, TABLE
 from catchwater.log.write.writer import Submission
 from catchwater.objects.base import StoreFull
 from catchwater.wire.arrow import decode, encode_batch, place
@@ -410,3 +413,45 @@ async def test_one_broker_writes_parquet_in_turns_and_the_other_plans_with_it(
     await second.refresh([(topic.id, 0)])
     [planned] = await second.planner.plan("t", [(0, 0, 3)])
     assert planned.parquet == world.store.url(info.key)
+
+
+async def test_a_table_with_nothing_to_come_is_not_asked_unless_another_broker_rewound_it(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri, warehouse = f"sqlite:///{tmp_path}/tables.db", tmp_path.as_uri()
+    tables = (("type", "sql"), ("uri", uri), ("warehouse", warehouse))
+    first, second = await world.log(1, tables=tables), await world.log(2, tables=tables)
+    topic = await first.create_topic("t", 1, {TABLE: "lake.t"})
+    await second.look_up(["t"])
+    opened: list[str] = []
+    original = TopicTable.open
+
+    def counted(table: TopicTable) -> TableState:
+        opened.append(table.settings.name)
+        return original(table)
+
+    monkeypatch.setattr(TopicTable, "open", counted)
+
+    async def after(ms: int = COMMIT_INTERVAL_MS) -> tuple[int, dict[int, int]]:
+        """How often the table was opened in its next turn, and where it stands then."""
+        opened.clear()
+        await world.beat(ms)
+        assert not await first.keeping.write_tables()
+        state = first.keeping.tables.writer.look(topic)[1]
+        return len(opened), state.offsets if state else {}
+
+    assert await after() == (1, {}), "one that never had a record"
+    assert await after() == (0, {})
+    await offsets(first, batch((topic.id, 0), 3))
+    assert await after() == (1, {0: 3})
+    assert await after() == (0, {0: 3})
+    said = await second.keeping.rewind_table(topic, {0: 1}, dry_run=False)
+    assert said["rows"] == 2
+    assert await after() == (1, {0: 3}), "the rows that another broker took back are there again"
+    assert await after() == (0, {0: 3})
+    assert await after(int(ASK_AGAIN_S * 1000)) == (1, {0: 3}), "somebody else may have changed it"
+    await first.keeping.rewind_table(topic, {0: 2}, dry_run=False)
+    assert await after(0) == (1, {0: 3})
+    assert await asyncio.wrap_future(catalog_of(first).release_pin("table/t"))
+    assert await after() == (1, {0: 3})
+    assert [pin.id for pin in catalog_of(first).pins()] == ["table/t"], "a lost pin is set again"
