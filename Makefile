@@ -14,6 +14,9 @@ STORM_S ?= 60
 MEMBERS ?= 50
 WHEELHOUSE ?= .cache/wheelhouse
 
+# The tests and the demo start a thousand Pythons: each of them would compile all it imports again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup style format types tidy unit test slow sim kill-points conformance suites differences chaos storm soak cluster e2e slice bench bench-functions bench-replay hops demo drill wheelhouse docs check lock clean
 .DEFAULT_GOAL := help
 
