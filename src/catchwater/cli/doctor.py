@@ -109,6 +109,26 @@ def _python() -> Finding:
     return Finding("ok", f"{version} at {sys.executable}")
 
 
+def _bytecode() -> Finding:
+    """Whether what a start imports is compiled, or will be kept once it is."""
+    found = {name: util.find_spec(name) for name in ("catchwater", *session.PACKAGES)}
+    files = {name: spec.origin for name, spec in found.items() if spec and spec.origin}
+    missing = {
+        name: Path(file).parent
+        for name, file in files.items()
+        if not Path(util.cache_from_source(file)).exists()
+    }
+    kept = not sys.dont_write_bytecode and all(map(_writable, missing.values()))
+    if not missing or kept:
+        return Finding("ok", "compiled modules are kept")
+    why = "PYTHONDONTWRITEBYTECODE is set" if sys.dont_write_bytecode else "it cannot be written"
+    return Finding(
+        "warn",
+        f"{', '.join(missing)}: not compiled, and {why}; every start takes a second longer",
+        f"{sys.executable} -m compileall -q {' '.join(sorted({str(p) for p in missing.values()}))}",
+    )
+
+
 def _java() -> Finding:
     try:
         java = session.find_java()
@@ -193,6 +213,7 @@ def _writable(folder: Path) -> bool:
 
 CHECKS: dict[str, Callable[[], Finding]] = {
     "python": _python,
+    "bytecode": _bytecode,
     "java": _java,
     **{name: partial(_package, name, wanted) for name, wanted in session.PACKAGES.items()},
     "lmdb": partial(_package, "lmdb", ">=1.6"),

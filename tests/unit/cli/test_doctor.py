@@ -68,6 +68,19 @@ def test_an_absent_or_unfit_package_fails() -> None:
     assert doctor._package("pytest", ">=1").verdict == "ok"
 
 
+def test_modules_that_every_start_would_compile_again_are_a_warning(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("sys.pycache_prefix", str(tmp_path))
+    monkeypatch.setattr("sys.dont_write_bytecode", False)
+    assert doctor._bytecode() == Finding("ok", "compiled modules are kept")
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    found = doctor._bytecode()
+    assert found.verdict == "warn" and "catchwater" in found.found
+    assert "PYTHONDONTWRITEBYTECODE" in found.found
+    assert f"compileall -q {Path(doctor.__file__).parents[1]} " in found.mend
+
+
 def test_another_python_for_the_workers_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", "/bin/sh")
     assert doctor._pyspark_python().verdict == "warn"
