@@ -258,6 +258,22 @@ def test_a_rule_and_a_user_that_are_gone_end_what_is_under_way(secured: Secured)
         until(lambda: not ends_with(LoginFailed))  # the broker has seen it before another test
 
 
+def at_work(secured: Secured) -> float:
+    """How many requests of Kafka clients have begun and have no reply yet."""
+    status, found = asked(secured, "admin", "GET", "/metrics")
+    assert status == 200
+    seconds = {
+        "catchwater_request_queue_seconds_count": 0.0,
+        "catchwater_request_seconds_count": 0.0,
+    }
+    for line in found.decode().splitlines():
+        name, _, value = line.rpartition(" ")
+        if (name := name.partition("{")[0]) in seconds:
+            seconds[name] += float(value)
+    begun, ended = seconds.values()
+    return begun - ended
+
+
 def test_a_fetch_that_waits_brings_nothing_to_who_is_gone_meanwhile(secured: Secured) -> None:
     """B11, for the longest request there is: its rules would still let it read."""
     bobs = Rule("User:bob", "ALLOW", "ALL", TOPIC, "bobs-", "PREFIXED")
@@ -276,7 +292,7 @@ def test_a_fetch_that_waits_brings_nothing_to_who_is_gone_meanwhile(secured: Sec
 
     waiting = threading.Thread(target=wait_for_more)
     waiting.start()
-    time.sleep(0.5)
+    until(lambda: at_work(secured) > 0)
     change(secured.access, lambda now: with_user(now, "bob", None))
 
     def is_refused() -> bool:
