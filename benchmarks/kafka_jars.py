@@ -1,8 +1,8 @@
 """Jars of Apache Kafka and of Spark's Kafka connector, fetched once with Maven into `.cache`.
 
 `jars("kafka")` is Kafka's server, console tools and client; `jars("connector-4.2")` is what
-`spark.jars` needs for Spark's own Kafka source. Maven finds its repositories in the user's
-settings. Raises `MavenMissing` when there is no `mvn` on the path.
+`spark.jars` needs for Spark's own Kafka source; `registry()` is a schema registry. Maven finds its
+repositories in the user's settings. Raises `MavenMissing` when there is no `mvn` on the path.
 """
 
 import fcntl
@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -17,6 +18,7 @@ CACHE = ROOT / ".cache"
 
 KAFKA_VERSION = "4.3.1"
 SPARK_PEER_VERSION = "4.2.0"
+REGISTRY_VERSION = "3.0.9"
 
 SETS = {
     "kafka": [
@@ -47,6 +49,11 @@ SETS = {
     ],
     "flink-kafka": [
         ("org.apache.flink", "flink-sql-connector-kafka", "4.0.1-2.0"),
+    ],
+    # Avro by the serializers of a schema registry whose parts all are in Maven Central.
+    "serdes": [
+        ("io.apicurio", "apicurio-registry-avro-serde-kafka", "3.1.7"),
+        ("org.slf4j", "slf4j-nop", "2.0.17"),
     ],
     # Releases of Kafka's server that are still run, each with the logging that it came with.
     "kafka-2.8": [
@@ -84,7 +91,36 @@ class MavenMissing(Exception):
 
 def jars(name: str) -> Path:
     """The folder that holds the set's jars, fetched on first use (about 60 MB for Kafka)."""
-    folder = CACHE / f"{name}-{SETS[name][0][2]}"
+
+    def fetch(work: Path) -> Path:
+        exclusions = ALONE if name in ("connector", "flink-kafka", "iceberg") else ""
+        dependencies = "".join(DEPENDENCY.format(*d, exclusions=exclusions) for d in SETS[name])
+        (work / "pom.xml").write_text(POM.format(dependencies=dependencies))
+        copy = ["dependency:copy-dependencies", "-DincludeScope=runtime"]
+        _maven(work, *copy, f"-DoutputDirectory={work / 'jars'}")
+        return work / "jars"
+
+    return _fetched(f"{name}-{SETS[name][0][2]}", fetch)
+
+
+def registry() -> Path:
+    """The jar that runs Apicurio Registry, which speaks Confluent's HTTP API too (110 MB)."""
+
+    def fetch(work: Path) -> Path:
+        artifact = f"io.apicurio:apicurio-registry-app:{REGISTRY_VERSION}:tar.gz:all"
+        _maven(work, "dependency:copy", f"-Dartifact={artifact}", f"-DoutputDirectory={work}")
+        [archive] = work.glob("*.tar.gz")
+        shutil.unpack_archive(archive, work / "registry", filter="data")
+        return work / "registry"
+
+    folder = _fetched(f"registry-{REGISTRY_VERSION}", fetch)
+    [jar] = folder.glob("*-runner.jar")
+    return jar
+
+
+def _fetched(name: str, fetch: Callable[[Path], Path]) -> Path:
+    """The folder of this name in the cache; `fetch` makes it in the folder that it is given."""
+    folder = CACHE / name
     if folder.exists():
         return folder
     if shutil.which("mvn") is None:
@@ -93,18 +129,14 @@ def jars(name: str) -> Path:
     # Two test processes may want it at the same time; nor is Maven's own cache made for two.
     with (CACHE / "jars.lock").open("w") as lock, tempfile.TemporaryDirectory(dir=CACHE) as scratch:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if folder.exists():
-            return folder
-        work = Path(scratch)
-        exclusions = ALONE if name in ("connector", "flink-kafka", "iceberg") else ""
-        dependencies = "".join(DEPENDENCY.format(*d, exclusions=exclusions) for d in SETS[name])
-        (work / "pom.xml").write_text(POM.format(dependencies=dependencies))
-        command = ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DincludeScope=runtime"]
-        # Maven colours even what it does not say; stdout is for our answer.
-        command.append(f"-DoutputDirectory={work / 'jars'}")
-        subprocess.run(command, cwd=work, check=True, stdout=sys.stderr)
-        (work / "jars").rename(folder)
+        if not folder.exists():
+            fetch(Path(scratch)).rename(folder)
     return folder
+
+
+def _maven(work: Path, *arguments: str) -> None:
+    # Maven colours even what it does not say; stdout is for our answer.
+    subprocess.run(["mvn", "-q", "-B", *arguments], cwd=work, check=True, stdout=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,8 @@ class FakeRegistry:
         """Any other is answered to everything."""
         self.body: bytes | None = None
         """Answered in place of a schema."""
+        self.literal = False
+        """Schemas are held against each other as texts, unless it is asked to normalize them."""
         self.half = False
         """Only half of each answer is sent."""
         self.pause = threading.Event()
@@ -92,7 +94,7 @@ class FakeRegistry:
             case "GET", ["config", subject]:
                 return {"compatibilityLevel": self.levels.get(subject, "BACKWARD")}
             case "POST", ["subjects", subject]:
-                return self._looked_up(subject, body)
+                return self._looked_up(subject, body, "normalize" in asked)
             case "POST", ["subjects", subject, "versions"]:
                 return self._registered(subject, body)
             case "POST", ["compatibility", "subjects", subject, "versions", _]:
@@ -113,9 +115,12 @@ class FakeRegistry:
             raise LookupError(40401, f"Subject '{subject}' not found.")
         return self.subjects[subject]
 
-    def _looked_up(self, subject: str, body: dict[str, Any]) -> dict[str, Any]:
+    def _looked_up(self, subject: str, body: dict[str, Any], normalized: bool) -> dict[str, Any]:
         for version, schema_id in self._versions(subject).items():
-            if _same(self.schemas[schema_id], body):
+            found = self.schemas[schema_id]
+            if self.literal and not normalized and found["schema"] != body["schema"]:
+                continue
+            if _same(found, body):
                 return {"subject": subject, "version": version, "id": schema_id} | body
         raise LookupError(40403, "Schema not found")
 

@@ -1,15 +1,25 @@
-"""What Confluent's own Python serializers write is read here, and the other way round."""
+"""What other serializers write is read here, and the other way round.
+
+They are Confluent's own for Python, and over a real registry (Apicurio's, which speaks Confluent's
+API) those for Java that come with it.
+"""
 
 import base64
 import datetime as dt
 import json
+import shutil
+import subprocess
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks import kafka_jars
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, timestamp_pb2
+from tests.conftest import until
+from tests.ports import free_port
 from tests.schema_registry import FakeRegistry, schema_registry
 
 from catchwater.state.records import from_plain
@@ -254,6 +264,11 @@ OUTPUT = {
     "place": {"city": "Ghent"},
     "tags": {"a": "b"},
 }
+FLAT = {
+    "type": "record",
+    "name": "Txn",
+    "fields": [{"name": "card", "type": "string"}, {"name": "at", "type": "long"}],
+}
 SELF_CONTAINED = json.dumps(TXN).replace('"Place"', json.dumps(PLACE))
 JSON_SCHEMA = {"type": "object", "title": "Txn", "required": ["card", "at"]}
 
@@ -280,6 +295,18 @@ def test_avro_of_a_sink_is_read(client: Any, registry: FakeRegistry) -> None:
     assert AvroDeserializer(client)(value, WITHIN) == ROW
 
 
+def test_a_registry_that_compares_texts_is_asked_what_they_say(registry: FakeRegistry) -> None:
+    registry.literal = True
+    registry.register(7, json.dumps(FLAT, indent=2), f"{TOPIC}-value")
+    schema = offered(
+        output_settings(ValueSettings(ValueFormat.AVRO, json.dumps(FLAT))), "payments-value"
+    )
+    asked = RegistryClient(Registry(registry.url))
+    asked.look(schema)
+    assert asked.id_of(schema) == asked.id_of(schema, register=True) == 7
+    assert len(registry.schemas) == 1, "what is there is not registered again"
+
+
 def test_json_of_a_sink_is_read(client: Any, registry: FakeRegistry) -> None:
     settings = ValueSettings(ValueFormat.JSON, json.dumps(JSON_SCHEMA))
     value = written(registry, settings, OUTPUT)
@@ -301,3 +328,99 @@ def test_protobuf_of_a_sink_is_read_with_all_that_its_file_imports(
     # Theirs and ours have the same bytes, and the registry takes them for one schema.
     theirs = protobuf_value(client, "pay.Outer.Txn", **{**MESSAGE, "place": {"city": "Ghent"}})
     assert theirs == value
+
+
+# --- a real registry -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def real_registry() -> Iterator[str]:
+    """The address of one that keeps its schemas in memory."""
+    jar, port, management = str(kafka_jars.registry()), free_port(), free_port()
+    options = [f"-Dquarkus.http.port={port}", f"-Dquarkus.management.port={management}"]
+    command = ["java", *_JVM, "-Dquarkus.http.host=127.0.0.1", *options, "-jar", jar]
+    url = f"http://127.0.0.1:{port}"
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+
+        def is_up() -> bool:
+            assert process.poll() is None, "the registry ended"
+            try:
+                with urllib.request.urlopen(f"{url}/apis/ccompat/v7/subjects", timeout=5) as reply:
+                    return bool(reply.status == 200)
+            except OSError:
+                return False
+
+        try:
+            until(is_up)
+            yield url
+        finally:
+            process.kill()
+
+
+_JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx512m")
+
+
+def by_java(url: str, *arguments: str) -> str:
+    """What Serdes.java says."""
+    source = Path(__file__).parent / "clients" / "Serdes.java"
+    classes = f"{kafka_jars.jars('serdes')}/*"
+    command, *more = arguments
+    address = f"{url}/apis/registry/v3"
+    done = subprocess.run(
+        ["java", *_JVM, "-cp", classes, str(source), command, address, *more],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.strip()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    shutil.which("java") is None or shutil.which("mvn") is None,
+    reason="Java or Maven is not installed",
+)
+def test_a_real_registry_stands_between_serializers_of_java_of_python_and_ours(
+    real_registry: str, tmp_path: Path
+) -> None:
+    url = f"{real_registry}/apis/ccompat/v7"
+    kept = Registry(url, str(tmp_path / "kept"))
+
+    def event(value: bytes, kind: ValueFormat, declared: type = Txn) -> Any:
+        values = event_values(ValueSettings(kind), kept)
+        assert values is not None
+        return values.decoder(declared, from_plain)(value)
+
+    java = bytes.fromhex(by_java(real_registry, "write", json.dumps(FLAT)))
+    assert event(java, ValueFormat.AVRO) == Txn("c1", 5)
+    # Ours has the same schema, which the registry knows by now, and the same bytes.
+    asked = RegistryClient(Registry(url))
+    loaded = output_settings(ValueSettings(ValueFormat.AVRO, json.dumps(FLAT)))
+    schema_id = asked.id_of(offered(loaded, f"{TOPIC}-value"))
+    ours = OutputValues(loaded, schema_id).encoder()(b'{"card": "c1", "at": 5}')
+    assert ours == java
+    assert by_java(real_registry, "read", ours.hex()) == '{"card": "c1", "at": 5}'
+
+    with confluent.SchemaRegistryClient({"url": url}) as python:
+        python.register_schema("place", Schema(json.dumps(PLACE), "AVRO"))
+        refers = [SchemaReference("Place", "place", 1)]
+        whole = AvroSerializer(python, Schema(json.dumps(TXN), "AVRO", refers), conf=_OTHER)
+        assert event(whole(ROW, WITHIN), ValueFormat.AVRO) == EVENT
+        schema = {"title": "Txn", "type": "object", "properties": {"card": {"type": "string"}}}
+        value = JSONSerializer(json.dumps(schema), python, conf=_OTHER)(
+            {"card": "c1", "at": 5}, WITHIN
+        )
+        assert event(value, ValueFormat.JSON) == Txn("c1", 5)
+
+        assert list(asked.versions(f"{TOPIC}-value")) == [1], "that of Java and ours are one"
+        theirs = protobuf_value(python, "pay.Outer.Txn", **MESSAGE)
+        assert event(theirs, ValueFormat.PROTOBUF) == EVENT
+
+    with pytest.raises(SchemaRefused, match="does not have the schema"):
+        asked.id_of(offered(loaded, "new-value"))
+    registered = asked.id_of(offered(loaded, "new-value"), register=True)
+    assert asked.id_of(offered(loaded, "new-value")) == registered
+    assert asked.id_of(offered(loaded, "new-value"), register=True) == registered
+    assert asked.level(f"{TOPIC}-value") == "NONE"
+
+
+_OTHER = {"subject.name.strategy": lambda within, name: f"other-{name}"}

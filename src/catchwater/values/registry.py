@@ -203,7 +203,7 @@ class RegistryClient:
         """Raise what `id_of` would raise, but ask once and register nothing."""
         try:
             try:
-                self._ask(_subject(offered), self._body(offered))
+                self._found(offered)
             except ValueError:
                 self._refuse_unless_taken(offered, register)
         except (_Refused, KeyError, TypeError) as problem:
@@ -213,9 +213,12 @@ class RegistryClient:
         try:
             for each in offered.needs:
                 self._id_of(each, register)
-            body = self._body(offered)
-            path = _subject(offered) + ("/versions" if register else "")
-            return int(self._ask(path, body)["id"])
+            try:
+                return int(self._found(offered)["id"])
+            except ValueError:
+                if not register:
+                    raise
+            return int(self._ask(f"{_subject(offered)}/versions", self._body(offered))["id"])
         except _Refused as refusal:
             if refusal.code in _NOT_TAKEN:
                 raise self._not_taken(offered, refusal.said) from refusal
@@ -224,11 +227,23 @@ class RegistryClient:
             self._refuse_unless_taken(offered, False)
             raise
 
+    def _found(self, offered: Offered) -> dict[str, Any]:
+        """The version of its subject that a schema is: raises `ValueError` if it is none of them.
+
+        A registry may hold texts against each other as they stand; asked to, it does so by what
+        they say, wherever another client has put its spaces.
+        """
+        path, body = _subject(offered), self._body(offered)
+        try:
+            return self._ask(path, body)
+        except ValueError:
+            return self._ask(f"{path}?normalize=true", body)
+
     def _body(self, offered: Offered) -> dict[str, Any]:
         """What is asked: raises `ValueError` if one that it refers to is not there."""
         references = []
         for each in offered.needs:
-            found = self._ask(_subject(each), self._body(each))
+            found = self._found(each)
             names = {"name": each.subject, "subject": each.subject}
             references.append({**names, "version": found["version"]})
         body: dict[str, Any] = {"schema": offered.text}
