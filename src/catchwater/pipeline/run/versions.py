@@ -54,6 +54,8 @@ from catchwater.values.events import EventValues
 
 _LOADED = "__catchwater_code__"
 """The attribute of a module that says which artefact it was made from."""
+_SOURCE = "__catchwater_source__"
+"""The attribute of such a module that is its source: its checkpoint may be gone meanwhile."""
 _NOT_THE_USERS = (
     "<",
     str(Path(__file__).parents[2]),
@@ -132,7 +134,8 @@ class FunctionCode:
 
     def _execute(self) -> Any:
         path = self._found()
-        if hashlib.sha256(path.read_bytes()).hexdigest() != self.sha256:
+        source = path.read_bytes()
+        if hashlib.sha256(source).hexdigest() != self.sha256:
             raise CodeChanged(
                 f"The code of {self.module}:{self.name} at {path} is not what was published.",
                 hint="Start the pipeline again.",
@@ -141,10 +144,18 @@ class FunctionCode:
         assert found is not None and found.loader is not None, "a .py file has a loader"
         module = module_from_spec(found)
         # Annotations are resolved through sys.modules, by the module's own name.
+        before = sys.modules.get(self.module)
         sys.modules[self.module] = module
-        with _importing(self.argv):
-            found.loader.exec_module(module)
+        try:
+            with _importing(self.argv):
+                found.loader.exec_module(module)
+        except BaseException:  # half of a module is none
+            del sys.modules[self.module]
+            if before is not None:
+                sys.modules[self.module] = before
+            raise
         setattr(module, _LOADED, self.sha256)
+        setattr(module, _SOURCE, source)
         return module
 
 
@@ -203,10 +214,9 @@ def _line(error: BaseException) -> str:
 
 
 def publish(spec: FunctionSpec, checkpoint: Path) -> FunctionCode:
-    """Copy the module that declares the function into the checkpoint."""
+    """Copy the module that declares the function into the checkpoint. Raises `ConfigError`."""
     target = spec.target
-    module, file = declared_in(target)
-    source = file.read_bytes()
+    module, source = declared_in(target)[0], source_of(target)
     sha256 = hashlib.sha256(source).hexdigest()
     path = checkpoint / FOLDER / "code" / f"{sha256}.py"
     if not path.exists():
@@ -231,6 +241,22 @@ def declared_in(target: Any) -> tuple[str, Path]:
     if module.__name__ != "__main__":
         return module.__name__, Path(file)
     return (module.__spec__.name if module.__spec__ else Path(file).stem), Path(file)
+
+
+def source_of(target: Any) -> bytes:
+    """Of the module that declares a function. Raises `ConfigError` if it cannot be read."""
+    module, file = declared_in(target)
+    source = getattr(sys.modules[target.__module__], _SOURCE, None)
+    if isinstance(source, bytes):
+        return source
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"The function {target.__qualname__} of the module {module!r} is declared in {file}, "
+            f"which cannot be read any more: {error.strerror}.",
+            hint="Put the file back, or start Python anew.",
+        ) from error
 
 
 _IMPORTS = 0

@@ -1,6 +1,7 @@
 """Which versions a checkpoint has seen, and whether another one may go on with it."""
 
 import importlib
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from textwrap import dedent
 import msgspec
 import pytest
 
+from catchwater.config import ConfigError
 from catchwater.pipeline.run.versions import (
     CodeGone,
     Function,
@@ -192,7 +194,7 @@ def test_an_older_checkpoint_may_not_lie_behind_an_upgrade(desk: Desk) -> None:
 
 @pytest.mark.parametrize("line", ["1 / 0", "no_such_name", "raise SystemError('odd')"])
 def test_old_code_that_cannot_be_loaded_any_more_is_named_whatever_it_raises(
-    tmp_path: Path, line: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, line: str
 ) -> None:
     gate = tmp_path / "gate_of_old_code.py"
     gate.write_text("")
@@ -203,8 +205,30 @@ def test_old_code_that_cannot_be_loaded_any_more_is_named_whatever_it_raises(
     code = publish(spec, tmp_path)
     gate.write_text(line)
     for name in ("old_code", "gate_of_old_code"):
-        monkeypatch.delitem(sys.modules, name)
+        del sys.modules[name]
     with pytest.raises(CodeGone, match="cannot be run from the code") as gone:
         kept(tmp_path, version_of(spec, code, 0, 0))
     assert gone.value.exit_code == 5
     assert "Put the module old_code of version 1 back" in str(gone.value.hint)
+    assert "old_code" not in sys.modules, "half of a module is none"
+
+
+def test_a_function_outlives_the_checkpoint_that_its_code_was_loaded_from(tmp_path: Path) -> None:
+    """As in a notebook: the pipeline ran, its checkpoint was deleted, and it is begun anew."""
+    file = tmp_path / "begun_anew.py"
+    file.write_text(CODE.format(fields="n: int = 0", version=1, more=""))
+    first = publish(find_function("begun_anew:Counter", tmp_path), tmp_path / "first")
+    loaded = first.load()
+    shutil.rmtree(tmp_path / "first")
+    for spec in (loaded, find_function("begun_anew:Counter", tmp_path)):
+        again = publish(spec, tmp_path / "second")
+        assert (again.sha256, again.load().name) == (first.sha256, loaded.name)
+
+
+def test_a_module_whose_file_is_gone_since_it_was_imported_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "gone_since.py"
+    file.write_text(CODE.format(fields="n: int = 0", version=1, more=""))
+    spec = find_function("gone_since:Counter", tmp_path)
+    file.unlink()
+    with pytest.raises(ConfigError, match=r"gone_since\.py, which cannot be read any more"):
+        publish(spec, tmp_path / "checkpoint")
