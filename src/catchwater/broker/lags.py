@@ -57,7 +57,17 @@ class Lags(NamedTuple):
 
 _Place = tuple[PartitionKey, int]
 _Times = dict[_Place, tuple[int, int | None]]
+_Unknown = dict[_Place, tuple[int, list[tuple[int, int]]]]
+"""Place → the end of its partition, and which lags, of which positions, are there."""
 _NOTHING: tuple[int, int | None] = (0, None)
+
+
+def _behind(at: Position, end: int, known: tuple[int, int | None], now_ms: int) -> Lag:
+    """The lag of a position before this end, by the markers and the time that are known of it."""
+    markers, time_ms = known
+    records = max(0, end - at[3] - markers)
+    late_s = None if time_ms is None else max(0, now_ms - time_ms) / 1000
+    return Lag(*at, records, late_s if records else 0.0)
 
 
 class GroupLags:
@@ -100,20 +110,23 @@ class GroupLags:
         most = self._broker.config.catchwater_metrics_max_lags
         rows, left_out = await self._broker.log.positions(most)
         lags, self._times, unknown = await asyncio.to_thread(self._counted, rows)
-        if await self._find_times(unknown):
-            lags, self._times, _ = await asyncio.to_thread(self._counted, rows)
+        now_ms = self._broker.clock.now_ms()
+        for place in await self._find_times(unknown):
+            end, at = unknown[place]
+            for index, row in at:
+                lags[index] = _behind(rows[row], end, self._times[place], now_ms)
         return Lags(lags, left_out)
 
-    def _counted(self, rows: Sequence[Position]) -> tuple[list[Lag], _Times, dict[_Place, int]]:
-        """The lags by what is known; the times that are still of use; places without a time, with
-        the ends of their partitions.
+    def _counted(self, rows: Sequence[Position]) -> tuple[list[Lag], _Times, _Unknown]:
+        """The lags by what is known; the times that are still of use; places without a time.
 
         Only looks into what the event loop changes: each look is one step of the interpreter.
         """
         log, now_ms, times = self._broker.log, self._broker.clock.now_ms(), self._times
         topics = {topic.name: topic.id for topic in list(log.topics)}
-        lags, kept, unknown = list[Lag](), _Times(), dict[_Place, int]()
-        for group, topic, partition, offset in rows:
+        lags, kept, unknown = list[Lag](), _Times(), _Unknown()
+        for row, at in enumerate(rows):
+            group, topic, partition, offset = at
             topic_id = topics.get(topic)
             if topic_id is None:
                 continue
@@ -126,21 +139,18 @@ class GroupLags:
                 lags.append(Lag(group, topic, partition, offset, 0, 0.0))
                 continue
             place = key, offset
-            markers, time_ms = known = times.get(place, _NOTHING)
+            known = times.get(place, _NOTHING)
             if known is not _NOTHING:
                 kept[place] = known
-            if time_ms is None:  # where markers were all there was, a record may have come
-                unknown[place] = end
-            records = max(0, end - offset - markers)
-            late_s = None if time_ms is None else max(0, now_ms - time_ms) / 1000
-            lag = Lag(group, topic, partition, offset, records, late_s if records else 0.0)
-            lags.append(lag)
+            if known[1] is None:  # where markers were all there was, a record may have come
+                unknown.setdefault(place, (end, []))[1].append((len(lags), row))
+            lags.append(_behind(at, end, known, now_ms))
         return lags, kept, unknown
 
-    async def _find_times(self, unknown: Mapping[_Place, int]) -> bool:
-        """Read what lies at these places; whether anything was learnt."""
-        cold, learnt = COLD, False
-        for at, (place, end) in enumerate(islice(unknown.items(), TAIL)):
+    async def _find_times(self, unknown: _Unknown) -> list[_Place]:
+        """Read what lies at these places; those of which something was learnt."""
+        cold, learnt = COLD, list[_Place]()
+        for at, (place, (end, _)) in enumerate(islice(unknown.items(), TAIL)):
             if at % _AT_ONCE == 0:
                 await self._broker.clock.sleep(0)  # the turn of others
             key, offset = place
@@ -158,6 +168,7 @@ class GroupLags:
                 markers += more
             else:
                 found = markers, time_ms
-                learnt = learnt or self._times.get(place) != found
-                self._times[place] = found
+                if self._times.get(place) != found:
+                    self._times[place] = found
+                    learnt.append(place)
         return learnt
