@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from catchwater.broker.broker import Broker
 
 KEPT_S = 2.0
-KEPT_FOR_EACH_S = 0.0004
+KEPT_FOR_EACH_S = 0.001
 """A look at many positions is kept for longer, by as much a position: some 0.5 % of a core."""
 TAIL = 2_000
 """Places at the tail whose time one look finds out; those left are found by the next ones."""
