@@ -32,7 +32,7 @@ import sysconfig
 import traceback
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -144,19 +144,22 @@ class FunctionCode:
         assert found is not None and found.loader is not None, "a .py file has a loader"
         module = module_from_spec(found)
         # Annotations are resolved through sys.modules, by the module's own name.
-        before = sys.modules.get(self.module)
-        sys.modules[self.module] = module
-        try:
+        with ExitStack() as undo:
+            undo.callback(_put_back, self.module, sys.modules.get(self.module))
+            sys.modules[self.module] = module
             with _importing(self.argv):
                 found.loader.exec_module(module)
-        except BaseException:  # half of a module is none
-            del sys.modules[self.module]
-            if before is not None:
-                sys.modules[self.module] = before
-            raise
+            undo.pop_all()
         setattr(module, _LOADED, self.sha256)
         setattr(module, _SOURCE, source)
         return module
+
+
+def _put_back(name: str, module: ModuleType | None) -> None:
+    """Half of a module is none: the one that was there before is there again."""
+    del sys.modules[name]
+    if module is not None:
+        sys.modules[name] = module
 
 
 _WITH_VALUES: dict[FunctionCode, FunctionSpec] = {}
