@@ -40,6 +40,7 @@ _LOG = logging.getLogger(__name__)
 
 PIN = "table/"
 """How the ids of the pins begin; the topic's name follows."""
+_SEE_PINS_S = 10.0
 ASK_AGAIN_S = 600.0
 """After so long a table with nothing to come is asked all the same: others may have changed it."""
 
@@ -58,6 +59,7 @@ class TableKeeper:
         self._upto: dict[bytes, tuple[float, Topic, Mapping[int, int]]] = {}
         """By topic that its table is up to: when it was last asked, for which settings and ends."""
         self._pinned: dict[bytes, Mapping[tuple[str, int], int]] = {}
+        self._pins_seen_s = -_SEE_PINS_S
         self._may_hold = True
         """Whether there may be pins of ours: an earlier broker may have left some."""
 
@@ -111,8 +113,10 @@ class TableKeeper:
 
     async def see_pins(self) -> None:
         """Have tables written again that another broker has rewound: it has moved their pins."""
-        if not self._upto:
+        now_s = self._core.clock.monotonic_s()
+        if not self._upto or now_s - self._pins_seen_s < _SEE_PINS_S:
             return
+        self._pins_seen_s = now_s
         pins = {pin.id: pin for pin in await asyncio.to_thread(self._core.catalog.pins)}
         for topic in [upto[1] for upto in self._upto.values()]:
             pin = pins.get(f"{PIN}{topic.name}")
