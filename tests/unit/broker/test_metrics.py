@@ -222,7 +222,7 @@ async def test_a_look_at_many_positions_serves_for_longer_and_its_text_is_made_o
     for broker in (few, many):
         broker.now_s = 100.0
         await broker.page()
-        broker.now_s += 3.9
+        broker.now_s += 9.9
     found = many.metrics.groups.found
     assert 'catchwater_consumer_lag_seconds{group="g",partition="3",topic="t"} 2.5' in (
         await many.page()

@@ -78,7 +78,7 @@ def test_modules_that_every_start_would_compile_again_are_a_warning(
     found = doctor._bytecode()
     assert found.verdict == "warn" and "catchwater" in found.found
     assert "PYTHONDONTWRITEBYTECODE" in found.found
-    assert f"compileall -q {Path(doctor.__file__).parents[1]} " in found.mend
+    assert f" {Path(doctor.__file__).parents[1]}" in found.mend and "compileall" in found.mend
 
 
 def test_another_python_for_the_workers_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
