@@ -100,13 +100,17 @@ def busy_percent(broker: Broker) -> float:
 
 
 def settle(broker: Broker) -> None:
-    """Wait until what was produced is packed, and nobody has anything to do."""
+    """Wait until what was produced is packed, and nobody has anything to do.
+
+    Raises `RuntimeError` if that does not come: figures of a busy broker say nothing.
+    """
     until_s = time.monotonic() + _SETTLES_S
     while time.monotonic() < until_s:
         before_s = cpu_seconds(broker.pid)
         time.sleep(SCRAPE_EVERY_S)
         if (cpu_seconds(broker.pid) - before_s) / SCRAPE_EVERY_S < _QUIET:
             return
+    raise RuntimeError(f"The broker was busy for {_SETTLES_S:g} s after the last record.")
 
 
 def paints(broker: Broker) -> list[float]:

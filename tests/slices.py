@@ -53,7 +53,7 @@ _JDK = ("javac:openjdk-17-jdk-headless",)
 _NODE = ("node:nodejs", "npm:npm")
 
 SLICES: dict[str, Slice] = {
-    "slow-log": Slice((_slow("tests/unit", "tests/conformance/test_[a-j]*.py"),)),
+    "slow-log": Slice((_slow("tests/unit", "tests/conformance/test_[a-j]*.py"),), _JDK),
     "slow-sinks": Slice((_slow("tests/conformance/test_[k-z]*.py"),)),
     "slow-clients": Slice((_slow("tests/conformance/clients"),), _JDK),
     "slow-kafkas": Slice(

@@ -7,7 +7,6 @@ API) those for Java that come with it.
 import base64
 import datetime as dt
 import json
-import shutil
 import subprocess
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from typing import Any
 import pytest
 from benchmarks import kafka_jars
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, timestamp_pb2
-from tests.conftest import until
+from tests.conftest import START_S, until
 from tests.ports import free_port
 from tests.schema_registry import FakeRegistry, schema_registry
 
@@ -332,6 +331,10 @@ def test_protobuf_of_a_sink_is_read_with_all_that_its_file_imports(
 
 # --- a real registry -----------------------------------------------------------------------------
 
+_JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx512m")
+_OTHER = {"subject.name.strategy": lambda within, name: f"other-{name}"}
+"""Subjects beside that of the topic, which has the schema of Java."""
+
 
 @pytest.fixture(scope="module")
 def real_registry() -> Iterator[str]:
@@ -351,13 +354,10 @@ def real_registry() -> Iterator[str]:
                 return False
 
         try:
-            until(is_up)
+            until(is_up, START_S)
             yield url
         finally:
             process.kill()
-
-
-_JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx512m")
 
 
 def by_java(url: str, *arguments: str) -> str:
@@ -375,10 +375,6 @@ def by_java(url: str, *arguments: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    shutil.which("java") is None or shutil.which("mvn") is None,
-    reason="Java or Maven is not installed",
-)
 def test_a_real_registry_stands_between_serializers_of_java_of_python_and_ours(
     real_registry: str, tmp_path: Path
 ) -> None:
@@ -421,6 +417,3 @@ def test_a_real_registry_stands_between_serializers_of_java_of_python_and_ours(
     assert asked.id_of(offered(loaded, "new-value")) == registered
     assert asked.id_of(offered(loaded, "new-value"), register=True) == registered
     assert asked.level(f"{TOPIC}-value") == "NONE"
-
-
-_OTHER = {"subject.name.strategy": lambda within, name: f"other-{name}"}

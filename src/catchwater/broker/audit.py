@@ -117,7 +117,7 @@ class Audit:
     def __init__(self, broker: "Broker", trail: Trail) -> None:
         self._broker = broker
         self._trail = trail
-        self._waiting = Unwritten(broker.clock.monotonic_s())
+        self._unwritten = Unwritten(broker.clock.monotonic_s())
         self._anchored_s = float("-inf")
         self._has_failed = False
         self._unsent: list[Line] = []
@@ -139,7 +139,7 @@ class Audit:
         rule, guard = "", self._broker.guard
         if guard is not None and operation is not None and named is not None:
             rule = guard.rule(client.principal, client.host, operation, named)
-        self._waiting.add(
+        self._unwritten.add(
             Event(
                 time_ms=self._broker.clock.now_ms(),
                 kind=kind,
@@ -172,13 +172,13 @@ class Audit:
         a store or the log has against it.
         """
         now_s = self._broker.clock.monotonic_s()
-        events = self._waiting.take(now_s, all_=all_)
+        events = self._unwritten.take(now_s, all_=all_)
         try:
             if events:
                 self._unsent += await asyncio.to_thread(self._trail.append, events)
                 self._has_failed = False
         except OSError as error:
-            self._waiting.give_back(events, now_s)
+            self._unwritten.give_back(events, now_s)
             if not self._has_failed:
                 _LOG.error("The audit trail is not written: %s. It is tried again.", error)
             self._has_failed = True

@@ -58,14 +58,14 @@ class Lags(NamedTuple):
 _Place = tuple[PartitionKey, int]
 _Times = dict[_Place, tuple[int, int | None]]
 _Unknown = dict[_Place, tuple[int, list[tuple[int, int]]]]
-"""Place → the end of its partition, and which lags, of which positions, are there."""
+"""Place → the end of its partition, and of each group that stands there: its lag, its position."""
 _NOTHING: tuple[int, int | None] = (0, None)
 
 
 def _behind(at: Position, end: int, known: tuple[int, int | None], now_ms: int) -> Lag:
     """The lag of a position before this end, by the markers and the time that are known of it."""
     markers, time_ms = known
-    records = max(0, end - at[3] - markers)
+    records = max(0, end - at.offset - markers)
     late_s = None if time_ms is None else max(0, now_ms - time_ms) / 1000
     return Lag(*at, records, late_s if records else 0.0)
 
@@ -112,8 +112,8 @@ class GroupLags:
         lags, self._times, unknown = await asyncio.to_thread(self._counted, rows)
         now_ms = self._broker.clock.now_ms()
         for place in await self._find_times(unknown):
-            end, at = unknown[place]
-            for index, row in at:
+            end, theirs = unknown[place]
+            for index, row in theirs:
                 lags[index] = _behind(rows[row], end, self._times[place], now_ms)
         return Lags(lags, left_out)
 

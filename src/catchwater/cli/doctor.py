@@ -124,7 +124,7 @@ def _bytecode() -> Finding:
     why = "PYTHONDONTWRITEBYTECODE is set" if sys.dont_write_bytecode else "it cannot be written"
     return Finding(
         "warn",
-        f"{', '.join(missing)}: not compiled, and {why}; every start takes a second longer",
+        f"{', '.join(missing)}: not compiled, and {why}; every start does it again",
         f"{sys.executable} -m compileall -q {' '.join(sorted({str(p) for p in missing.values()}))}",
     )
 

@@ -47,7 +47,13 @@ from catchwater.pipeline.run.driver import (
     stop_requested,
     zygote,
 )
-from catchwater.pipeline.run.versions import declared_in, find_module, name_of, part_sha256
+from catchwater.pipeline.run.versions import (
+    declared_in,
+    find_module,
+    name_of,
+    part_sha256,
+    source_of,
+)
 from catchwater.pipeline.spark import session
 from catchwater.pipeline.spark.session import JvmEnded
 from catchwater.pipeline.workers import PRINTS
@@ -159,7 +165,7 @@ def look(load: Load) -> Snapshot:
 
 def _declared(spec: FunctionSpec) -> Declared:
     _, file = declared_in(spec.target)
-    part = part_sha256(file.read_bytes(), name_of(spec.target))
+    part = part_sha256(source_of(spec.target), name_of(spec.target))
     return Declared(spec.name, spec.version, str(file.resolve()), part, describe(spec))
 
 

@@ -36,8 +36,6 @@ from catchwater.wal.base import WalDescription
 T = TypeVar("T")
 
 FRESH_S = 2.0
-_SHARE, _LONGEST_S = 0.005, 6.0
-"""The share of the time that looks may take, and the longest that what one has found is kept."""
 _NEW_S = 0.2
 """What is not known by its name is looked for again, unless there was a look as lately as that."""
 _LATELY_S = 30.0

@@ -179,7 +179,7 @@ class TopicTable:
                 self._table = self._catalog.load_table(self.settings.name)
             except (NoSuchTableError, NoSuchNamespaceError):
                 return None
-            return state_of(self._table)
+            return table_state(self._table)
 
     def write(self, rows: pa.Table) -> list["DataFile"]:
         """Write rows of `shape` as data files, which no reader sees yet.
@@ -207,14 +207,14 @@ class TopicTable:
             for _ in range(_TRIES):
                 table = self._load()
                 if _has_commit(table, batch.token):
-                    return state_of(table)
+                    return table_state(table)
                 self._refuse_moved(table, batch)
                 try:
                     self._add(table, batch)
                 except _conflict():
                     self.conflicts += 1
                     continue
-                return state_of(self._load())
+                return table_state(self._load())
         raise _contended(self.settings.name)
 
     def tidy(self, step: Callable[[], None], is_read: Callable[[], bool]) -> None:
@@ -248,7 +248,7 @@ class TopicTable:
         with _named(self.settings.name):
             for _ in range(_TRIES):
                 table = self._load()
-                now = state_of(table)
+                now = table_state(table)
                 back = {p: at for p, at in offsets.items() if at < now.offsets.get(p, 0)}
                 gone = self._files_from(table, back)
                 kept, left = self._kept(table, gone, back)
@@ -266,7 +266,7 @@ class TopicTable:
                 except _conflict():
                     self.conflicts += 1
                     continue
-                return state_of(self._load())
+                return table_state(self._load())
         raise _contended(self.settings.name)
 
     def _files_from(self, table: "Table", offsets: Mapping[int, int]) -> list["DataFile"]:
@@ -309,7 +309,7 @@ class TopicTable:
         or has renamed a column that is in older files by another name.
         """
         assert self._table is not None, "the table is open"
-        table, state = self._table, state_of(self._table)
+        table, state = self._table, table_state(self._table)
         uniform, snapshot = state.uniform, table.current_snapshot()
         if uniform is None or snapshot is None or snapshot.summary is None:
             return None
@@ -372,7 +372,7 @@ class TopicTable:
         if self._fit(table):
             table = self._load()
         self._table = table
-        return state_of(table)
+        return table_state(table)
 
     def _refuse_foreign(self, table: "Table") -> None:
         found = table.properties.get(TOPIC_ID)
@@ -441,14 +441,14 @@ class TopicTable:
 
     def _refuse_moved(self, table: "Table", batch: Batch) -> None:
         self._refuse_foreign(table)
-        offsets = state_of(table).offsets
+        offsets = table_state(table).offsets
         if any(offsets.get(p, first) != first for p, (first, _) in batch.spans.items()):
             raise TableMoved
         if batch.files and table.spec().spec_id != self._spec_id:
             raise TableMoved
 
     def _add(self, table: "Table", batch: Batch) -> None:
-        now = state_of(table)
+        now = table_state(table)
         ends = {partition: stop for partition, (_, stop) in batch.spans.items()}
         total = now.total + sum(file.record_count for file in batch.files)
         said = self._summary(now.offsets | ends, batch.token, total) | {
@@ -516,7 +516,7 @@ class TopicTable:
         """Make small files one, and many files with deletes, too."""
         from catchwater.log.tables import upkeep
 
-        now, token = state_of(table), self._clock.token()
+        now, token = table_state(table), self._clock.token()
         tasks = sorted(table.scan().plan_files(), key=lambda task: _first_offset(table, task.file))
         deletes = upkeep.deletes_of(table)
         gone = upkeep.gone_by(deletes)
@@ -649,7 +649,7 @@ def _written(table: "Table", rows: pa.Table, key: Any, name: str) -> "DataFile":
 # --- what a table says ---------------------------------------------------------------------------
 
 
-def state_of(table: "Table") -> TableState:
+def table_state(table: "Table") -> TableState:
     """Where a table stands; see the module."""
     properties = table.properties
     rest: dict[str, Any] = {

@@ -26,7 +26,7 @@ from catchwater.config import CatchwaterError
 from catchwater.log.keep.pack import Packer
 from catchwater.log.tables import iceberg, upkeep
 from catchwater.log.tables import writer as writing
-from catchwater.log.tables.iceberg import TopicTable, state_of
+from catchwater.log.tables.iceberg import TopicTable, table_state
 from catchwater.log.tables.open import TableRefused, TableUnavailable
 from catchwater.log.tables.rows import RAW, Shape
 from catchwater.log.tables.settings import PARTITION_BY, TABLE, Term, refused_table, terms
@@ -365,7 +365,7 @@ def test_where_our_snapshot_has_expired_the_property_says_it(world: World) -> No
         ours = table.snapshots()[0].snapshot_id
         table.maintenance.expire_snapshots().by_ids([ours]).commit()
         table.refresh()
-        assert state_of(table).offsets == {0: 4}
+        assert table_state(table).offsets == {0: 4}
 
 
 def test_what_the_log_has_deleted_is_a_gap_that_is_named(world: World) -> None:
@@ -379,7 +379,7 @@ def test_what_the_log_has_deleted_is_a_gap_that_is_named(world: World) -> None:
     world.log.catalog.trim({(topic.id, 0): 10}).result()
     world.advance(world.broker(), topic)
     assert world.places() == [(0, at) for at in (0, 1, 2, 3, 10, 11)]
-    assert state_of(world.table()).gaps == ((0, 4, 10),)
+    assert table_state(world.table()).gaps == ((0, 4, 10),)
 
 
 def test_a_log_that_went_back_in_time_is_refused(world: World) -> None:
@@ -671,7 +671,7 @@ def test_small_files_are_made_one_and_no_row_changes(
     assert len(headers) == 3, "none, two, and one of a name beyond ASCII"
     operations = {each.summary.operation.value for each in world.table().snapshots()}
     assert operations == {"append", "replace"}
-    assert world.rows("value") and state_of(world.table()).offsets == world.log_ends(topic)
+    assert world.rows("value") and table_state(world.table()).offsets == world.log_ends(topic)
 
 
 def test_files_are_merged_in_the_columns_that_the_table_has_now(world: World) -> None:
