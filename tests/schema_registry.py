@@ -117,17 +117,18 @@ class FakeRegistry:
 
     def _looked_up(self, subject: str, body: dict[str, Any], normalized: bool) -> dict[str, Any]:
         for version, schema_id in self._versions(subject).items():
-            found = self.schemas[schema_id]
-            if self.literal and not normalized and found["schema"] != body["schema"]:
-                continue
-            if _same(found, body):
+            if self._is(self.schemas[schema_id], body, normalized):
                 return {"subject": subject, "version": version, "id": schema_id} | body
         raise LookupError(40403, "Schema not found")
+
+    def _is(self, found: dict[str, Any], body: dict[str, Any], normalized: bool = False) -> bool:
+        is_read = normalized or not self.literal
+        return (is_read or found["schema"] == body["schema"]) and _same(found, body)
 
     def _registered(self, subject: str, body: dict[str, Any]) -> dict[str, Any]:
         if self.incompatible:
             raise LookupError(40901, "; ".join(self.incompatible))
-        same = [number for number, each in self.schemas.items() if _same(each, body)]
+        same = [number for number, each in self.schemas.items() if self._is(each, body)]
         schema_id = same[0] if same else max(self.schemas, default=0) + 1
         versions = self.subjects.setdefault(subject, {})
         if schema_id not in versions.values():
