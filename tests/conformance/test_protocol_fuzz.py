@@ -30,7 +30,7 @@ from tests.conformance.protocol_inputs import (
     drawn,
     with_topic_ids,
 )
-from tests.conftest import BrokerProcess
+from tests.conftest import BrokerProcess, until
 
 from catchwater.clock import SYSTEM
 from catchwater.log.write.prepare import LOAD_AFTER_RECORDS
@@ -110,7 +110,7 @@ class Target:
         self.bystanders = iter(BYSTANDERS)
         self._ids = ids
         self._socket: socket.socket | None = None
-        self._log_at = broker.stderr_file.stat().st_size
+        self._log_at = 0
 
     def send(self, wanted: Input, story: str, *, patient: bool = False) -> None:
         """Send one input and a probe; check the reply, the log, and that the broker lives."""
@@ -174,20 +174,25 @@ class Target:
         self._socket.close()
         self._socket = None
 
-    def _check_log(self) -> None:
+    def _check_log(self) -> bytes:
+        """Check the new lines; what is begun of the next, which is checked when it is whole."""
         assert self.broker.is_running, self.broker.log()[-3000:]
-        with self.broker.stderr_file.open() as log:
+        with self.broker.stderr_file.open("rb") as log:
             log.seek(self._log_at)
-            added = log.read()
-            self._log_at = log.tell()
+            lines, end, begun = log.read().rpartition(b"\n")
+        self._log_at += len(lines + end)
+        added = lines.decode()
         assert "Traceback" not in added and "please report" not in added, added
         assert "forged" not in added
         for line in added.splitlines():
             assert line.startswith("20") and line.isprintable(), line
+        return begun
 
     def close(self) -> None:
+        """Hang up, and check what the broker wrote since."""
         if self._socket is not None:
             self._hang_up()
+        until(lambda: not self._check_log(), said=self.broker.log)
 
 
 def resident_bytes(broker: BrokerProcess) -> int:
