@@ -126,11 +126,15 @@ def again(contestant: Contestant, job: Job, probe: Probe) -> Seconds:
     return {"again": time.monotonic() - began}
 
 
-def backfill(job: Job) -> Seconds:
-    """The pipeline's own, beside which it runs."""
+def backfill(job: Job, probe: Probe) -> Seconds:
+    """The pipeline's own, beside which it runs: it has started and read all there is."""
     target = f"{job.target}-backfill"
     create_topic(job.bootstrap, target, 1)
+    watch = Watch(job.bootstrap, job.target)
     with running(CATCHWATER, job):
+        name = probe.send()
+        until(lambda: seen(watch, name), job)
+        watch.close()
         began = time.monotonic()
         command(
             "pipeline", "backfill", str(job.folder / "pipeline.toml"), "--label", "bench", "--yes",
@@ -198,7 +202,7 @@ def command(*arguments: str, **named: str) -> str:
 def one(name: str, job: Job, probe: Probe) -> Seconds:
     """All that is measured of one contestant in one round."""
     if name == "ours":
-        took = lives(CATCHWATER, job, probe) | backfill(job) | rebuild(job, probe)
+        took = lives(CATCHWATER, job, probe) | backfill(job, probe) | rebuild(job, probe)
     else:
         took = lives(PEERS[name], job, probe) | again(PEERS[name], job, probe)
     told = ", ".join(f"{what} {seconds:.1f} s" for what, seconds in took.items())
