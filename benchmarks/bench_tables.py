@@ -155,11 +155,8 @@ def hold(broker: Broker, shape: Shape) -> None:
         incremental_operation=AlterConfigOpType.SET,
     )  # fmt: skip
     resource = ConfigResource(ResourceType.TOPIC, shape.topic, incremental_configs=[entry])
-    [altered] = (
-        AdminClient({"bootstrap.servers": broker.bootstrap})
-        .incremental_alter_configs([resource])
-        .values()
-    )
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})  # lives until it is answered
+    [altered] = admin.incremental_alter_configs([resource]).values()
     altered.result(30)
     time.sleep(3)
 
