@@ -267,6 +267,8 @@ Cold = Callable[[Broker, Call, Any], Awaitable[Any]]
 Encode = Callable[[int, int, Any], Sequence[Buffer]]
 
 
+LARGE_REQUEST_BYTES = 64 * 1024
+"""To decode a larger one takes so long that others would notice; a thread does it."""
 A_TURN = 500
 """Topics, partitions or groups of a request that are seen to in one turn; a few milliseconds."""
 
@@ -297,6 +299,11 @@ class Turns:
 
 def _nobody_waits() -> None:
     pass
+
+
+def as_it_is(encoded: Sequence[Buffer]) -> Sequence[Buffer]:
+    """Encodes what is the bytes of a reply already."""
+    return encoded
 
 
 class Later(msgspec.Struct, eq=False):

@@ -25,6 +25,7 @@ from catchwater.broker.api import k18_api_versions
 from catchwater.broker.audit import Affected, Audit, differences, seen, shown
 from catchwater.broker.audit import affected as audit_affected
 from catchwater.broker.broker import (
+    LARGE_REQUEST_BYTES,
     Api,
     Broker,
     Call,
@@ -33,6 +34,7 @@ from catchwater.broker.broker import (
     Later,
     LaterOf,
     Turns,
+    as_it_is,
     error_fields,
 )
 from catchwater.broker.gate import (
@@ -59,8 +61,6 @@ from catchwater.wire.messages import (
     reply_type,
 )
 
-LARGE_REQUEST_BYTES = 64 * 1024
-"""To decode a larger one takes so long that others would notice."""
 LARGE_REPLY_VALUES = 5_000
 """To encode one of more values takes longer than about 10 ms."""
 
@@ -98,7 +98,7 @@ def start(
         if api is not k18_api_versions.API:
             raise NotServed(f"API {header.api_key} v{header.api_version} is not served here.")
         frame.release()
-        later = Later(_as_it_is)
+        later = Later(as_it_is)
         later.set_result(_encode(api, header, 0, k18_api_versions.unsupported(broker)))
     else:
         principal = ANONYMOUS if session is None else session.principal
@@ -129,13 +129,13 @@ def _start_cold(broker: Broker, call: Call) -> Later:
     """Begin to answer a request whose handler is a coroutine from message to fields."""
     if len(call.frame.data) > LARGE_REQUEST_BYTES:
         work = asyncio.ensure_future(_answer_large(broker, call))
-        return LaterOf(_as_it_is, future=work)
+        return LaterOf(as_it_is, future=work)
     request = decode_request(call.header, call.frame.data)
     call.frame.release()
     answer = _answer(broker, call, request)
     if call.meter is not None:
         answer = _timed(answer, call.meter, broker.clock)
-    return LaterOf(_as_it_is, future=asyncio.ensure_future(answer))
+    return LaterOf(as_it_is, future=asyncio.ensure_future(answer))
 
 
 T = TypeVar("T")
@@ -360,10 +360,6 @@ def _encode(api: Api, header: RequestHeader, version: int, fields: Any) -> Seque
     if api.encode is not None:
         return api.encode(header.correlation_id, version, fields)
     return encode_reply(header.correlation_id, reply(api.key, version, fields))
-
-
-def _as_it_is(encoded: Sequence[Buffer]) -> Sequence[Buffer]:
-    return encoded
 
 
 def _is_large(fields: Mapping[str, Any] | tuple[Any, ...]) -> bool:

@@ -27,7 +27,15 @@ from typing import Any
 import msgspec
 
 from catchwater.broker import placement
-from catchwater.broker.broker import Api, Broker, Call, Later, LaterOf
+from catchwater.broker.broker import (
+    LARGE_REQUEST_BYTES,
+    Api,
+    Broker,
+    Call,
+    Later,
+    LaterOf,
+    as_it_is,
+)
 from catchwater.broker.fetch_sessions import (
     FINAL_EPOCH,
     FIRST_EPOCH,
@@ -85,9 +93,13 @@ class _Reply(msgspec.Struct, frozen=True):
 
 def start(broker: Broker, call: Call) -> Later:
     """Answer at once what is in memory; a task waits for anything else."""
-    body = body_of(call.frame.data, call.header.rest_at, call.version >= FLEXIBLE_SINCE)
-    request = parse_fetch(body, call.version)
-    later = Later(partial(_encode, call.meter, call.correlation_id, call.version))
+    if len(call.frame.data) > LARGE_REQUEST_BYTES:
+        meter = _meter(broker, call)
+        later = LaterOf(as_it_is, future=asyncio.ensure_future(_answer_large(broker, call, meter)))
+        later.meter = meter
+        return later
+    request = _parse(call)
+    later = Later(partial(_charge_and_encode, call.meter, call))
     fetch = _open(broker, request, call)
     if isinstance(fetch, _Reply):
         later.set_result(fetch)
@@ -97,25 +109,60 @@ def start(broker: Broker, call: Call) -> Later:
         if answers is not None and (near or fetch.reading.is_enough):
             later.set_result(_close(broker, fetch, answers))
         else:
-            # What reads from storage is metered even where nobody has a quota.
-            meter = call.meter or Meter(broker.quotas, call.principal, call.header.client_id or "")
-            encode = partial(_encode, meter, call.correlation_id, call.version)
-            later = LaterOf(encode, future=asyncio.ensure_future(_wait(broker, fetch, answers)))
+            meter = _meter(broker, call)
+            work = asyncio.ensure_future(_wait(broker, fetch, answers))
+            later = LaterOf(partial(_charge_and_encode, meter, call), future=work)
             later.meter = meter
     call.frame.release()
     return later
 
 
-def _encode(meter: Meter | None, correlation_id: int, version: int, reply: _Reply) -> list[Buffer]:
-    if meter is not None:
-        meter.take(FETCH, reply.size_bytes)
-        if reply.lagging_bytes:
-            meter.take_lagging(reply.lagging_bytes)
+async def _answer_large(broker: Broker, call: Call, meter: Meter) -> list[Buffer]:
+    """Answer a request of so many partitions that a thread parses it, and makes the reply's bytes:
+    to do that here would hold up everybody else.
+    """
+    try:
+        request = await asyncio.to_thread(_parse, call)
+    finally:
+        call.frame.release()
+    fetch = _open(broker, request, call)
+    if isinstance(fetch, _Reply):
+        reply = fetch
+    elif near := _nearer(broker, request.rack):
+        reply = _close(broker, fetch, fetch.reading.redirected(near))
+    else:
+        reply = await _wait(broker, fetch, None)
+    return await asyncio.to_thread(_encode, call, reply, _charge(meter, reply))
+
+
+def _parse(call: Call) -> FetchRequest:
+    body = body_of(call.frame.data, call.header.rest_at, call.version >= FLEXIBLE_SINCE)
+    return parse_fetch(body, call.version)
+
+
+def _meter(broker: Broker, call: Call) -> Meter:
+    """Of what may read from storage, which is metered even where nobody has a quota."""
+    return call.meter or Meter(broker.quotas, call.principal, call.header.client_id or "")
+
+
+def _charge(meter: Meter, reply: _Reply) -> int:
+    """Charge what a reply brings; for how long its client is not read from, ms."""
+    meter.take(FETCH, reply.size_bytes)
+    if reply.lagging_bytes:
+        meter.take_lagging(reply.lagging_bytes)
+    return meter.throttle_ms
+
+
+def _charge_and_encode(meter: Meter | None, call: Call, reply: _Reply) -> list[Buffer]:
+    return _encode(call, reply, 0 if meter is None else _charge(meter, reply))
+
+
+def _encode(call: Call, reply: _Reply, throttle_ms: int) -> list[Buffer]:
     return encode_fetch_reply(
-        *(correlation_id, version, reply.topics),
+        *(call.correlation_id, call.version, reply.topics),
         error=reply.error,
         session_id=reply.session_id,
-        throttle_ms=0 if meter is None else meter.throttle_ms,
+        throttle_ms=throttle_ms,
     )
 
 

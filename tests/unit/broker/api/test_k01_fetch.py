@@ -1,8 +1,10 @@
 """Fetch: whole batches, in the client's order, with a bound, waiting when there is nothing."""
 
 import asyncio
+import threading
 import uuid
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,10 +13,12 @@ from kio.schema.fetch.v11 import request as v11
 from kio.schema.fetch.v13 import request as v13
 from kio.static.primitive import i32Timedelta
 
+from catchwater.broker.api import k01_fetch
 from catchwater.broker.router import start
 from catchwater.catalog.rows import AbortedRow, BrokerRow
 from catchwater.log.write.writer import Submission
 from catchwater.wire.batch import read_single
+from catchwater.wire.fields import MalformedMessage
 from catchwater.wire.messages import decode_reply, encode_request
 
 LARGE = 10_000_000
@@ -365,3 +369,32 @@ async def test_a_reply_that_has_something_does_not_wait_for_what_is_far_away(
     monkeypatch.setattr(client.log, "read", slow)
     assert answers(await client.send(fetch((0, 0), (1, 0)))) == [(0, "none", size), (1, "none", 0)]
     assert answers(await client.send(fetch((2, 0), (1, 0)))) == [(2, "none", 0), (1, "none", size)]
+
+
+@pytest.mark.parametrize("count", [10, 5_000])
+async def test_a_thread_parses_and_encodes_what_is_large(
+    client, append, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    here = threading.get_ident()
+    elsewhere: list[bool] = []
+
+    def noted(real: Any, *args: Any, **named: Any) -> Any:
+        elsewhere.append(threading.get_ident() != here)
+        return real(*args, **named)
+
+    for name in ("parse_fetch", "encode_fetch_reply"):
+        monkeypatch.setattr(k01_fetch, name, partial(noted, getattr(k01_fetch, name)))
+    size = append(0)
+    reply = await client.send(fetch(*((index, 0) for index in range(count))))
+    assert elsewhere == [count > 10] * 2
+    assert answers(reply) == [
+        (0, "none", size), (1, "none", 0), (2, "none", 0),
+        *((index, "unknown_topic_or_partition", 0) for index in range(3, count)),
+    ]  # fmt: skip
+
+
+async def test_a_large_fetch_that_is_cut_short_is_malformed(client, append) -> None:
+    whole = b"".join(encode_request(7, "test", fetch(*((0, n) for n in range(5_000)))))
+    later = start(client.broker, client.frame(whole[:-50]), "10.0.0.1")
+    with pytest.raises(MalformedMessage):
+        await client.reply(later)
