@@ -95,9 +95,8 @@ def start(broker: Broker, call: Call) -> Later:
     """Answer at once what is in memory; a task waits for anything else."""
     if len(call.frame.data) > LARGE_REQUEST_BYTES:
         meter = _meter(broker, call)
-        later = LaterOf(as_it_is, future=asyncio.ensure_future(_answer_large(broker, call, meter)))
-        later.meter = meter
-        return later
+        work = asyncio.ensure_future(_answer_large(broker, call, meter))
+        return LaterOf(as_it_is, future=work, meter=meter)
     request = _parse(call)
     later = Later(partial(_charge_and_encode, call.meter, call))
     fetch = _open(broker, request, call)
@@ -110,9 +109,11 @@ def start(broker: Broker, call: Call) -> Later:
             later.set_result(_close(broker, fetch, answers))
         else:
             meter = _meter(broker, call)
-            work = asyncio.ensure_future(_wait(broker, fetch, answers))
-            later = LaterOf(partial(_charge_and_encode, meter, call), future=work)
-            later.meter = meter
+            later = LaterOf(
+                partial(_charge_and_encode, meter, call),
+                future=asyncio.ensure_future(_wait(broker, fetch, answers)),
+                meter=meter,
+            )
     call.frame.release()
     return later
 
