@@ -6,8 +6,8 @@ it is started through a small `bin/java` of ours that drops the one argument. Pr
 `CatchwaterError` that says what is missing and what to install, before a JVM is tried.
 
 Half of a session's start is loading classes. `make_class_archive` writes them to a file in the
-cache folder once per Java and pyspark version; a session uses the file when it is there. A pipeline
-that ends has it made if it is not.
+cache folder, one for each Java and each installation of pyspark, since a JVM takes no other; a
+session uses the file when it is there. A pipeline that ends has it made if it is not.
 
 `start` makes a session of a pipeline's own; `borrow` makes one beside a caller's, in its context,
 after looking whether that can run a pipeline.
@@ -50,6 +50,8 @@ _JAVA_S, _ARCHIVE_S, _END_S = 120, 900, 60
 """How long a JVM may take to print its version, record its classes, end. A busy machine is slow."""
 DYING_S = 10.0
 """How long a JVM that does not answer may take to end."""
+_ARCHIVES = 4
+"""How many class-data archives are kept: each of another Java or installation of pyspark."""
 _MASTER_S, _EXECUTORS_S = 5, 120
 """How long a master may take to accept a connection, and executors to run a task."""
 PACKAGES: Mapping[str, str] = {
@@ -293,11 +295,35 @@ def _bundled_java(cache: Path) -> Path:
 
 
 def class_archive(java: Java, cache: Path | None = None) -> Path:
-    """Where the class-data archive for this Java, this pyspark and our settings belongs."""
+    """Where the class-data archive for this Java, this pyspark and our settings belongs.
+
+    A JVM takes none that was recorded by another build of Java, or from jars that lay elsewhere or
+    were other ones: it says nothing, and loads all classes again.
+    """
     pyspark = importlib.metadata.version("pyspark")
-    settings = zlib.crc32(repr((sorted(_CONF.items()), _JVM)).encode())
-    name = f"spark-{pyspark}-java-{java.version}-{settings:08x}.jsa"
+    places = (java.home.resolve() / "lib" / "modules", _spark_home() / "jars")
+    made = (sorted(_CONF.items()), _JVM, [(str(each), _changed_s(each)) for each in places])
+    name = f"spark-{pyspark}-java-{java.version}-{zlib.crc32(repr(made).encode()):08x}.jsa"
     return (cache or cache_folder()) / name
+
+
+def _spark_home() -> Path:
+    """Where pyspark looks for Spark's jars."""
+    if named := os.environ.get("SPARK_HOME"):
+        return Path(named)
+    found = importlib.util.find_spec("pyspark")
+    return Path(found.origin or "").parent if found else Path()
+
+
+def _changed_s(path: Path) -> int:
+    """When a file, or what is in a folder, was changed last; 0 where there is none.
+
+    In whole seconds, since images keep no more.
+    """
+    try:
+        return int(path.stat().st_mtime)
+    except OSError:
+        return 0
 
 
 def make_class_archive() -> Path | None:
@@ -318,10 +344,16 @@ def make_class_archive() -> Path | None:
             check=True, timeout=_ARCHIVE_S, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         if fresh.exists():
-            for other in archive.parent.glob(archive.name.replace(archive.stem[-8:], "*")):
-                other.unlink()  # of settings we no longer have
             fresh.replace(archive)
+            _forget_archives(archive.parent)
     return archive if archive.exists() else None
+
+
+def _forget_archives(folder: Path) -> None:
+    """Keep those that were used last: installations come and go."""
+    found = sorted(folder.glob("spark-*.jsa"), key=_changed_s, reverse=True)
+    for each in found[_ARCHIVES:]:
+        each.unlink(missing_ok=True)
 
 
 def make_class_archive_later() -> bool:
@@ -365,6 +397,8 @@ def _java_options(java: Java, *, quick: bool) -> list[str]:
     if not java.bundled and _is_trusted(archive) and _is_trusted(archive.parent):
         options += [f"-XX:SharedArchiveFile={archive}", "-Xshare:auto", "-Xlog:cds=off"]
         options += ["-Xlog:cds+dynamic=off"]
+        with suppress(OSError):
+            os.utime(archive)  # it is in use, for `_forget_archives`
     return [*options, *_JVM, *(_C1_ONLY if quick else _C2_LATER)]
 
 

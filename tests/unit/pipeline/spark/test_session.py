@@ -141,6 +141,45 @@ def test_an_archive_of_classes_that_others_may_have_written_is_not_used(
     assert is_used() == (os.stat(tmp_path).st_uid == 0), "it is another user's"
 
 
+def test_each_java_and_each_installation_of_pyspark_has_an_archive_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modules, jars = tmp_path / "java" / "lib" / "modules", tmp_path / "spark" / "jars"
+    modules.parent.mkdir(parents=True)
+    modules.touch()
+    jars.mkdir(parents=True)
+    monkeypatch.setenv("SPARK_HOME", str(jars.parent))
+
+    def archive(home: str = "java") -> Path:
+        return session.class_archive(session.Java(tmp_path / home, 17, bundled=False), tmp_path)
+
+    first = archive()
+    (tmp_path / "default").symlink_to(tmp_path / "java")
+    assert archive("default") == archive() == first, "the JVM is the same"
+    os.utime(modules, (5, 5))
+    updated = archive()
+    os.utime(jars, (5, 5))
+    installed_again = archive()
+    monkeypatch.delenv("SPARK_HOME")
+    elsewhere = archive()
+    assert len({first, updated, installed_again, elsewhere}) == 4
+
+
+def test_of_many_archives_of_classes_those_used_last_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CATCHWATER_CACHE", str(tmp_path))
+    java = session.Java(tmp_path, 17, bundled=False)
+    used = session.class_archive(java)
+    others = [tmp_path / f"spark-4.3.0-java-17-{number:08x}.jsa" for number in range(5)]
+    for second, each in enumerate([used, *others], start=1):
+        each.touch(0o644)
+        os.utime(each, (second, second))
+    session._java_options(java, quick=True)
+    session._forget_archives(tmp_path)
+    assert {*tmp_path.iterdir()} == {used, *others[-3:]}
+
+
 def test_a_jvm_that_does_not_end_is_ended() -> None:
     command = [sys.executable, "-c", "import time; time.sleep(600)"]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
