@@ -14,11 +14,17 @@ from catchwater.pipeline.opened import OpenPipeline
 from catchwater.pipeline.run.versions import Version, Versions, store
 from catchwater.recovery.savepoint.create import create
 from catchwater.recovery.savepoint.store import Shelf
+from catchwater.wire.connection import ConnectionLost
 
 
 @pytest.fixture(autouse=True)
 def another_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody is asked for pins."""
+    """Nobody is asked for pins, and no broker answers."""
+
+    def lost(_: OpenPipeline) -> None:
+        raise ConnectionLost("No broker at 127.0.0.1:9092.")
+
+    monkeypatch.setattr(OpenPipeline, "tails", lost)
     monkeypatch.setattr(OpenPipeline, "control", None)
     monkeypatch.setattr(OpenPipeline, "name", "card-risk")
 
