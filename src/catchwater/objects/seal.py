@@ -1,11 +1,12 @@
 """What is common to sealed objects and sealed files; needs no cryptography to be installed."""
 
+from collections.abc import Iterator, Sequence
 from struct import Struct
 
 from crc32c import crc32c
 
 from catchwater.config import Restart
-from catchwater.objects.base import StoreError
+from catchwater.objects.base import Buffer, StoreError
 
 KEYS = "CATCHWATER_ENCRYPTION_KEYS"
 """A variable of the environment: the keys with which objects are sealed (`objects.keys`)."""
@@ -46,6 +47,30 @@ class SealTooNew(StoreError):
 def tag_bytes(size_bytes: int) -> int:
     """The tags of so much content; nothing has one, too, so that it is authenticated."""
     return max(1, -(-size_bytes // BLOCK_BYTES)) * TAG_BYTES
+
+
+def blocks(parts: Sequence[Buffer]) -> Iterator[Buffer]:
+    """The parts' bytes in blocks, copied only where one reaches into the next part.
+
+    Of nothing there is one, too, so that it is authenticated.
+    """
+    if sum(map(len, parts)) <= BLOCK_BYTES:
+        yield b"".join(parts)
+        return
+    pieces: list[memoryview] = []
+    room = BLOCK_BYTES
+    for part in parts:
+        view, at = memoryview(part), 0
+        while at < len(view):
+            piece = view[at : at + room]
+            at += len(piece)
+            room -= len(piece)
+            pieces.append(piece)
+            if not room:
+                yield pieces[0] if len(pieces) == 1 else b"".join(pieces)
+                pieces, room = [], BLOCK_BYTES
+    if pieces:
+        yield b"".join(pieces)
 
 
 def is_head(beginning: bytes, head: bytes) -> bool:

@@ -14,10 +14,12 @@ it needs the keys, and others read through a broker. `list` gives sizes as of se
 is not hidden: keys of objects, their sizes and times.
 """
 
+import mmap
 import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from struct import Struct
 from typing import NamedTuple
 
@@ -43,6 +45,7 @@ from catchwater.objects.seal import (
     TAG_BYTES,
     SealBroken,
     SealTooNew,
+    blocks,
     tag_bytes,
 )
 
@@ -52,6 +55,8 @@ _VERSION = 1
 _HEAD = Struct(">8sHIQBH")
 """Magic, version, block size, plain size, size of the key's id, size of the wrapped key."""
 _MOST_KNOWN = 4_096
+_LARGE_BYTES = 4 * 1024 * 1024
+"""Memory of so much comes from the system."""
 
 
 class _Sealed(NamedTuple):
@@ -86,18 +91,22 @@ class SealedStore:
 
     def _seal(self, key: str, parts: Sequence[Buffer]) -> tuple[int, list[Buffer]]:
         data_key = os.urandom(KEY_BYTES)
-        content = memoryview(b"".join(parts))
+        size_bytes = sum(map(len, parts))
         key_id, wrapped = self._keys.wrap(data_key, key.encode())
         named = key_id.encode()
-        head = _HEAD.pack(_MAGIC, _VERSION, BLOCK_BYTES, len(content), len(named), len(wrapped))
+        head = _HEAD.pack(_MAGIC, _VERSION, BLOCK_BYTES, size_bytes, len(named), len(wrapped))
         header = (head + named + wrapped).ljust(HEADER_BYTES, b"\0")
         if len(header) > HEADER_BYTES:
             raise StoreError("The wrapped data key is too long for a sealed object.")
-        cipher, sealed = AESGCM(data_key), [header]
-        for index in range(_blocks(len(content))):
-            block = content[index * BLOCK_BYTES : (index + 1) * BLOCK_BYTES]
-            sealed.append(cipher.encrypt(_nonce(index), block, _bound(key, header, index)))
-        return len(content), list(sealed)
+        cipher, view, at = AESGCM(data_key), _memory(_physical(size_bytes)), 0
+        sealed: list[Buffer] = [header]
+        for index, block in enumerate(blocks(parts)):
+            ends = at + len(block) + TAG_BYTES
+            bound = _bound(key, header, index)
+            cipher.encrypt_into(_nonce(index), block, bound, view[at:ends])
+            sealed.append(view[at:ends])
+            at = ends
+        return size_bytes, sealed
 
     def get(self, key: str) -> bytes:
         data = self._store.get(key)
@@ -197,7 +206,7 @@ class SealedStore:
     def _decrypted(self, key: str, sealed: _Sealed, first: int, blocks: memoryview) -> bytes:
         cipher, content = AESGCM(sealed.data_key), []
         whole = BLOCK_BYTES + TAG_BYTES
-        last = _blocks(sealed.size_bytes)
+        last = tag_bytes(sealed.size_bytes) // TAG_BYTES
         try:
             for at in range(0, max(len(blocks), 1), whole):
                 index = first + at // whole
@@ -218,9 +227,15 @@ class SealedStore:
             self._known.pop(key, None)
 
 
-def _blocks(size_bytes: int) -> int:
-    """Of an object of this size; of an empty one there is one, so that it is authenticated."""
-    return max(1, -(-size_bytes // BLOCK_BYTES))
+def _memory(size_bytes: int) -> memoryview:
+    """Fresh memory for an object: its pages would cost more than the cipher if they were small."""
+    if size_bytes < _LARGE_BYTES:
+        return memoryview(bytearray(size_bytes))
+    region = mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            region.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(region)
 
 
 def _physical(size_bytes: int) -> int:

@@ -14,7 +14,7 @@ What a frame is, its numbers and where it begins, is for the file's owner to say
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from struct import Struct
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
@@ -34,6 +34,7 @@ from catchwater.objects.seal import (
     TAG_BYTES,
     SealBroken,
     SealTooNew,
+    blocks,
     is_head,
     tag_bytes,
 )
@@ -101,7 +102,7 @@ class FileSeal:
         view, at = memoryview(buffer), 0
         sealed: list[Buffer] = []
         tags = []
-        for index, block in enumerate(_blocks(parts, size_bytes)):
+        for index, block in enumerate(blocks(parts)):
             ends = at + len(block)
             nonce = _nonce(number, index)
             self._cipher.encrypt_into(nonce, block, bound, view[at : ends + TAG_BYTES])
@@ -153,27 +154,6 @@ class FileSeal:
         content = self.opened(number, size_bytes, first, blocks, ends)
         skipped = offset - begins - first * BLOCK_BYTES
         return content if size == len(content) else content[skipped : skipped + size]
-
-
-def _blocks(parts: Sequence[Buffer], size_bytes: int) -> Iterator[Buffer]:
-    """The parts' bytes in blocks, copied only where one reaches into the next part."""
-    if size_bytes <= BLOCK_BYTES:
-        yield b"".join(parts)
-        return
-    pieces: list[memoryview] = []
-    room = BLOCK_BYTES
-    for part in parts:
-        view, at = memoryview(part), 0
-        while at < len(view):
-            piece = view[at : at + room]
-            at += len(piece)
-            room -= len(piece)
-            pieces.append(piece)
-            if not room:
-                yield pieces[0] if len(pieces) == 1 else b"".join(pieces)
-                pieces, room = [], BLOCK_BYTES
-    if pieces:
-        yield b"".join(pieces)
 
 
 def _nonce(number: int, index: int) -> bytes:

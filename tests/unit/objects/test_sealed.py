@@ -34,7 +34,7 @@ from catchwater.objects.urls import read_range
 from catchwater.replay.control import SentAstray, check_location
 
 MARKER = b"marker-8f3a"
-SIZES = [0, 1, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 3 * BLOCK_BYTES, 200_001]
+SIZES = [0, 1, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 3 * BLOCK_BYTES, 200_001, 5_000_000]
 
 
 def line(key_id: str, key: bytes) -> str:
