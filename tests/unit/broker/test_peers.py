@@ -4,6 +4,8 @@ import asyncio
 from contextlib import suppress
 from typing import Any
 
+from tests.ports import free_port
+
 from catchwater.broker.peers import Peers
 from catchwater.catalog.rows import BrokerRow
 from catchwater.clock import SYSTEM
@@ -34,8 +36,8 @@ async def test_a_broker_is_unreachable_while_it_refuses_connections() -> None:
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         accepted.append(writer)
 
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
+    port = free_port()
+    server = await asyncio.start_server(accept, "127.0.0.1", port)
     log: Any = Log(port)
     peers = Peers(log, 1, SYSTEM)
     running = asyncio.ensure_future(peers.run())
