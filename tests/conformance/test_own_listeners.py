@@ -37,7 +37,8 @@ from tests.token_endpoint import AUDIENCE, CLIENT_ID, Provider
 from catchwater.broker.access import change, with_user
 from catchwater.wire.security.verifiers import verifiers
 
-REAUTH_MS = 1_000
+REAUTH_MS = 3_000
+"""Clients repeat their login after nine tenths of it, in what is left of it at the latest."""
 
 
 class Listening:
@@ -223,7 +224,7 @@ def test_a_login_is_repeated_under_load_and_nothing_is_lost_or_doubled(
     errors: list[Any] = []
     settings = listening.by_login(**{"enable.idempotence": "true", "linger.ms": "1"})
     producer = Producer(settings)
-    until_s, count = time.monotonic() + 3.5 * REAUTH_MS / 1000, 0
+    until_s, count = time.monotonic() + 2.5 * REAUTH_MS / 1000, 0
     while time.monotonic() < until_s:
         producer.produce("repeated", b"%d" % count, on_delivery=lambda e, _: errors.append(e))
         count += 1

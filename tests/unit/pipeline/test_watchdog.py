@@ -78,7 +78,7 @@ from catchwater.pipeline.run.versions import find_function, publish
 from catchwater.pipeline.shard_epoch import Stage, run_stage
 from catchwater.state.roll import EMPTY
 
-watchdog.LOOK_S, watchdog.GRACE_LOOKS = 0.1, 2
+watchdog.LOOK_S = 0.1
 for line in sys.stdin:  # a test; each in a fork, so that what is imported here is imported once
     folder, policy, *dos = line.rstrip("\\n").split("\\t")
     if os.fork() == 0:
@@ -87,6 +87,8 @@ for line in sys.stdin:  # a test; each in a fork, so that what is imported here 
     print("ended", flush=True)
 else:
     sys.exit()
+# What can be interrupted has time for that, for the machine may stand still meanwhile.
+watchdog.GRACE_LOOKS = 2 if {"swallow", "loop in C"} & {*dos} else 100
 folder = Path(folder)
 os.environ[workers.FOLDER] = str(folder / "run")
 for stream, name in ((1, "answers"), (2, "log")):

@@ -208,10 +208,10 @@ HOSTILE = {
 @pytest.mark.parametrize("frame", HOSTILE.values(), ids=HOSTILE.keys())
 def test_a_hostile_request_is_malformed_and_costs_little(frame: memoryview) -> None:
     tracemalloc.start()
-    started = time.perf_counter()
+    started = time.thread_time()
     with pytest.raises(MalformedMessage):
         decode_request(decode_header(frame), frame)
-    seconds = time.perf_counter() - started
+    seconds = time.thread_time() - started
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak_bytes < 1024 * 1024
@@ -274,14 +274,14 @@ def test_a_mutated_request_is_a_message_or_malformed(
         frame[at : at + removed] = data.draw(
             st.one_of(st.binary(max_size=6), st.sampled_from([b"\xff" * 4, b"\x7f" + b"\xff" * 3]))
         )
-    started = time.perf_counter()
+    started = time.thread_time()
     try:
         header = decode_header(memoryview(frame))
         message = decode_request(header, memoryview(frame))
         assert type(message) is load_request_schema(*request_type)
     except MalformedMessage:
         pass
-    assert time.perf_counter() - started < 2
+    assert time.thread_time() - started < 2
 
 
 @settings(deadline=None)
