@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-START_S = 30.0
+START_S = 180.0
+"""It takes a second or two; not on a machine that others keep busy."""
 
 
 @dataclass(frozen=True)

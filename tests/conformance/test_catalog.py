@@ -99,17 +99,17 @@ def chunk(first: int, last: int, *, at: int = 0, timestamp: int = -1) -> Changes
 
 def put(catalog: Catalog, changes: Changes) -> None:
     """Make changes part of the log, whatever was there."""
-    catalog.transact(Scope(), lambda seen: (changes, None)).result(5)
+    catalog.transact(Scope(), lambda seen: (changes, None)).result(60)
 
 
 def look(catalog: Catalog, **scope: Any) -> ScopeRows:
     """What a transaction of this scope sees."""
-    return catalog.transact(Scope(**scope), lambda seen: (Changes(), seen)).result(5)
+    return catalog.transact(Scope(**scope), lambda seen: (Changes(), seen)).result(60)
 
 
 def with_topic(open_catalog: Open) -> Catalog:
     catalog = open_catalog()
-    catalog.create_topic(TOPIC).result(5)
+    catalog.create_topic(TOPIC).result(60)
     return catalog
 
 
@@ -145,13 +145,13 @@ def test_a_timestamp_finds_the_first_run_not_older(open_catalog: Open) -> None:
         return [run and run.base_offset for run in runs]
 
     assert found(60, 101, 250, 301) == [0, 2, 2, None]
-    catalog.trim({KEY: 3}).result(5)
+    catalog.trim({KEY: 3}).result(60)
     assert found(60, 101, 201, 250, 251) == [3, 3, 4, 4, None]
     put(catalog, chunk(5, 5, at=5, timestamp=240))
     assert found(201, 241, 251) == [4, 4, None]
     old = catalog.runs(KEY, 3)[:2]
     merged = RunRow(T1, 0, 3, 4, WAL, 3, 1, 200, 1)
-    catalog.replace_runs(old, [merged], []).result(5)
+    catalog.replace_runs(old, [merged], []).result(60)
     assert found(200, 201, 241) == [3, 5, None]
 
 
@@ -172,11 +172,11 @@ def test_a_topic_is_created_once_and_deleted_with_all_it_had(open_catalog: Open)
     segment = ObjectRow("segments/a.seg", "segment", "live", 9, 1)
     old = catalog.runs(KEY, 0)
     packed = [old[0]._replace(object=segment.key, byte_offset=0)]
-    catalog.replace_runs(old, packed, [segment]).result(5)
-    catalog.commit_offsets("g", {("payments", 0): OffsetCommit(5)}).result(5)
-    catalog.delete_topic(T1).result(5)
+    catalog.replace_runs(old, packed, [segment]).result(60)
+    catalog.commit_offsets("g", {("payments", 0): OffsetCommit(5)}).result(60)
+    catalog.delete_topic(T1).result(60)
     with pytest.raises(TopicUnknown):
-        catalog.delete_topic(T1).result(5)
+        catalog.delete_topic(T1).result(60)
     again = open_catalog()
     snapshot = again.load()
     assert not snapshot.topics and not snapshot.partitions and not snapshot.producers
@@ -188,16 +188,16 @@ def test_a_topic_is_created_once_and_deleted_with_all_it_had(open_catalog: Open)
 
 
 def test_producer_ids_are_never_given_twice(open_catalog: Open) -> None:
-    firsts = [open_catalog().allocate_producer_ids(100).result(5) for _ in range(3)]
+    firsts = [open_catalog().allocate_producer_ids(100).result(60) for _ in range(3)]
     assert firsts == [1, 101, 201]
 
 
 def test_a_groups_positions_are_replaced(open_catalog: Open) -> None:
     catalog = open_catalog()
     old, new = OffsetCommit(1), OffsetCommit(2, 7, "with metadata")
-    catalog.commit_offsets("g", {("t", 0): old, ("t", 1): old}).result(5)
-    catalog.commit_offsets("g", {("t", 1): new}).result(5)
-    catalog.commit_offsets("other", {("t", 1): old}).result(5)
+    catalog.commit_offsets("g", {("t", 0): old, ("t", 1): old}).result(60)
+    catalog.commit_offsets("g", {("t", 1): new}).result(60)
+    catalog.commit_offsets("other", {("t", 1): old}).result(60)
     assert catalog.committed("g") == {("t", 0): old, ("t", 1): new}
     assert catalog.committed("nobody") == {}
     assert catalog.groups() == ["g", "other"]
@@ -207,12 +207,14 @@ def test_users_and_rules_are_changed_one_after_the_other(open_catalog: Open) -> 
     catalog = open_catalog()
     rules = [RuleRow("User:a", "ALLOW", "READ", "TOPIC", name, "LITERAL", "*") for name in "tu"]
     kept = VerifierRow("a", "SCRAM-SHA-256", "c2FsdA==", 4096, "a2V5", "a2V5")
-    first = catalog.change_access(lambda now: now._replace(rules=rules, verifiers=[kept])).result(5)
+    first = catalog.change_access(lambda now: now._replace(rules=rules, verifiers=[kept])).result(
+        60
+    )
     assert first.version == catalog.access_version() > 0
     renewed = kept._replace(iterations=8192)
     catalog.change_access(
         lambda now: now._replace(rules=now.rules[1:], verifiers=[renewed])
-    ).result(5)
+    ).result(60)
     assert (catalog.access().rules, catalog.access().verifiers) == ([rules[1]], [renewed])
     assert catalog.access_version() > first.version
 
@@ -220,7 +222,7 @@ def test_users_and_rules_are_changed_one_after_the_other(open_catalog: Open) -> 
         raise CatchwaterError("not this")
 
     with pytest.raises(CatchwaterError, match="not this"):
-        catalog.change_access(refuse).result(5)
+        catalog.change_access(refuse).result(60)
     assert open_catalog().access() == catalog.access()
 
 
@@ -232,10 +234,10 @@ def test_quotas_are_set_replaced_and_removed(open_catalog: Open) -> None:
         QuotaRow(None, "=c", "consumer_byte_rate", 3.0),
         QuotaRow(None, "", "consumer_byte_rate", 4.0),
     ]
-    catalog.change_client_quotas(rows).result(5)
+    catalog.change_client_quotas(rows).result(60)
     assert sorted(catalog.client_quotas(), key=repr) == sorted(rows, key=repr)
     gone, other = rows[0]._replace(value=None), rows[1]._replace(value=9.0)
-    catalog.change_client_quotas([gone, other]).result(5)
+    catalog.change_client_quotas([gone, other]).result(60)
     assert sorted(open_catalog().client_quotas(), key=repr) == sorted([other, *rows[2:]], key=repr)
 
 
@@ -243,24 +245,24 @@ def test_pins_are_set_replaced_and_released(open_catalog: Open) -> None:
     catalog = open_catalog()
     pin = Pin("cp-1", "risk", {("payments", 0): 7, ("payments", 1): 0}, None, 1)
     renewed = Pin("cp-1", "risk", {("payments", 0): 9}, 5000, 2)
-    catalog.set_pin(pin).result(5)
+    catalog.set_pin(pin).result(60)
     assert open_catalog().pins() == [pin]
-    catalog.set_pin(renewed).result(5)
+    catalog.set_pin(renewed).result(60)
     assert catalog.pins() == [renewed]
-    assert catalog.release_pin("cp-1").result(5)
-    assert not catalog.release_pin("cp-1").result(5)
+    assert catalog.release_pin("cp-1").result(60)
+    assert not catalog.release_pin("cp-1").result(60)
     assert catalog.pins() == []
 
 
 def test_the_last_report_of_each_pipeline_is_kept(open_catalog: Open) -> None:
     catalog = open_catalog()
     for row in (ReportRow("cards", 1, "{}"), ReportRow("cards", 2, '{"a":1}')):
-        catalog.keep_report(row, 0, 2).result(5)
+        catalog.keep_report(row, 0, 2).result(60)
     assert open_catalog().reports() == [ReportRow("cards", 2, '{"a":1}')]
-    catalog.keep_report(ReportRow("trips", 3, "{}"), 0, 2).result(5)
+    catalog.keep_report(ReportRow("trips", 3, "{}"), 0, 2).result(60)
     with pytest.raises(TooManyReports):
-        catalog.keep_report(ReportRow("visits", 4, "{}"), 2, 2).result(5)
-    catalog.keep_report(ReportRow("visits", 4, "{}"), 3, 2).result(5)
+        catalog.keep_report(ReportRow("visits", 4, "{}"), 2, 2).result(60)
+    catalog.keep_report(ReportRow("visits", 4, "{}"), 3, 2).result(60)
     assert [row.name for row in catalog.reports()] == ["trips", "visits"]
 
 
@@ -272,7 +274,7 @@ def test_an_epoch_is_recorded_with_its_runs_or_not_at_all(open_catalog: Open) ->
 
     def record(epoch: int, changes: Changes) -> None:
         after = replace(changes, epochs=[("p", "s", commit(epoch))])
-        catalog.transact(Scope(), lambda seen: (after, None)).result(5)
+        catalog.transact(Scope(), lambda seen: (after, None)).result(60)
 
     assert catalog.epoch("p", "s") is None
     record(3, chunk(0, 4))
@@ -299,7 +301,7 @@ def test_an_epoch_of_a_driver_in_whose_place_another_writes_is_refused(open_cata
         ]  # fmt: skip
         fence = SinkFence(f"s:driver:{counted}", driver, "payments")
         after = replace(changes, epochs=epochs, fences=[("p", fence)])
-        catalog.transact(Scope(), lambda seen: (after, None)).result(5)
+        catalog.transact(Scope(), lambda seen: (after, None)).result(60)
 
     record(0, 3, Changes())
     record(None, 5, Changes())
@@ -323,10 +325,10 @@ def test_runs_are_replaced_only_when_all_of_them_are_still_there(open_catalog: O
     new = [RunRow(T1, 0, 0, 14, segment.key, 0, 15, -1, 15)]
     gone = old[2]._replace(object="wal/elsewhere")
     with pytest.raises(RunsChanged, match="offsets 10 to 14"):
-        catalog.replace_runs([*old[:2], gone], new, [segment]).result(5)
+        catalog.replace_runs([*old[:2], gone], new, [segment]).result(60)
     assert catalog.runs(KEY, 0) == old
     assert catalog.known_objects([segment.key, WAL]) == {WAL}
-    catalog.replace_runs(old, new, [segment]).result(5)
+    catalog.replace_runs(old, new, [segment]).result(60)
     assert catalog.runs(KEY, 0) == new
     assert catalog.known_objects([segment.key, WAL]) == {segment.key, WAL}
     assert catalog.storage(T1) == [StorageRow(0, 0, 15, 1)]
@@ -342,7 +344,7 @@ def test_the_oldest_chunk_is_one_in_which_something_is_not_packed(open_catalog: 
     assert catalog.oldest_chunk_ms() == 5
     segment = ObjectRow("segments/a.seg", "segment", "live", 20, 1)
     packed = RunRow(T1, 0, 0, 4, segment.key, 0, 5, -1, 5)
-    catalog.replace_runs(catalog.runs(KEY, 0)[:1], [packed], [segment]).result(5)
+    catalog.replace_runs(catalog.runs(KEY, 0)[:1], [packed], [segment]).result(60)
     assert catalog.oldest_chunk_ms() == 9
 
 
@@ -352,7 +354,7 @@ def test_replaced_runs_that_are_smaller_shrink_their_partition(open_catalog: Ope
         put(catalog, chunk(n * 5, n * 5 + 4, at=n * 5, timestamp=100 + n))
     segment = ObjectRow("segments/a.seg", "segment", "live", 4, 1)
     new = [RunRow(T1, 0, 0, 9, segment.key, 0, 4, 101, 3)]
-    row = catalog.replace_runs(catalog.runs(KEY, 0)[:2], new, [segment]).result(5)
+    row = catalog.replace_runs(catalog.runs(KEY, 0)[:2], new, [segment]).result(60)
     assert row == PartitionRow(T1, 0, 0, 15, 15 - 10 + 4, 101)
     assert catalog.partitions([KEY]) == [row]
 
@@ -365,24 +367,24 @@ def test_trimming_moves_the_log_start_and_drops_runs_that_end_before_it(
         put(catalog, chunk(n * 5, n * 5 + 4, at=n * 5, timestamp=100 + n))
     expected = PartitionRow(T1, 0, 7, 15, 15 - 5, 101)
     # The chunks' own rows say bytes = high watermark here, so the last one counts all 15.
-    assert catalog.trim({KEY: 7, (b"gone" * 4, 0): 3}).result(5) == [expected]
+    assert catalog.trim({KEY: 7, (b"gone" * 4, 0): 3}).result(60) == [expected]
     assert [run.base_offset for run in catalog.runs(KEY, 0)] == [5, 10]
     assert open_catalog().load().partitions[0] == expected
-    assert catalog.trim({KEY: 15}).result(5) == [PartitionRow(T1, 0, 15, 15, 0, -1)]
+    assert catalog.trim({KEY: 15}).result(60) == [PartitionRow(T1, 0, 15, 15, 0, -1)]
     assert catalog.runs(KEY, 0) == []
 
 
 def test_an_object_is_given_up_only_when_no_run_lies_in_it(open_catalog: Open) -> None:
     catalog = with_topic(open_catalog)
     put(catalog, chunk(0, 4))
-    assert catalog.mark_deleting([WAL, "unknown"]).result(5) == []
-    catalog.forget_objects([WAL]).result(5)
+    assert catalog.mark_deleting([WAL, "unknown"]).result(60) == []
+    catalog.forget_objects([WAL]).result(60)
     assert [row.key for row in catalog.objects("live")] == [WAL]
-    catalog.trim({KEY: 5}).result(5)
+    catalog.trim({KEY: 5}).result(60)
     assert [row.key for row in catalog.objects("live", unreferenced=True)] == [WAL]
-    assert catalog.mark_deleting([WAL]).result(5) == [WAL]
+    assert catalog.mark_deleting([WAL]).result(60) == [WAL]
     assert [row.key for row in catalog.objects("deleting")] == [WAL]
-    catalog.forget_objects([WAL]).result(5)
+    catalog.forget_objects([WAL]).result(60)
     assert catalog.objects("deleting") == []
 
 
@@ -392,10 +394,10 @@ def with_parquet(catalog: Catalog) -> tuple[RunRow, ParquetRow]:
         put(catalog, chunk(n * 5, n * 5 + 4, at=n * 5, timestamp=100 + n))
         segment = ObjectRow(f"segments/{n}.seg", "segment", "live", 20, 40 + n)
         run = RunRow(T1, 0, n * 5, n * 5 + 4, segment.key, 8, 5, 100 + n, 5)
-        catalog.replace_runs(catalog.runs(KEY, n * 5), [run], [segment]).result(5)
+        catalog.replace_runs(catalog.runs(KEY, n * 5), [run], [segment]).result(60)
     first = catalog.runs(KEY, 0)[0]
     parquet = ParquetRow(first.object, "parquet/0.parquet", 4, 2**32 - 1, "card string")
-    catalog.add_parquet(first, parquet, PARQUET).result(5)
+    catalog.add_parquet(first, parquet, PARQUET).result(60)
     return first, parquet
 
 
@@ -411,14 +413,14 @@ def test_a_segment_has_parquet_as_long_as_it_is_there(open_catalog: Open) -> Non
     second = catalog.runs(KEY, 5)[0]
     assert catalog.without_parquet(KEY, 0, 10) == [(second, 41)]
     assert catalog.without_parquet(KEY, 10, 10) == []
-    assert catalog.mark_deleting([PARQUET.key]).result(5) == []
+    assert catalog.mark_deleting([PARQUET.key]).result(60) == []
     assert [row.key for row in catalog.objects("live", unreferenced=True)] == [WAL]
     assert catalog.storage(T1) == [StorageRow(0, 0, 10, 2)]
-    catalog.trim({KEY: 5}).result(5)
+    catalog.trim({KEY: 5}).result(60)
     assert catalog.parquet(KEY, 0, 10) == []
     given_up = {row.key for row in catalog.objects("live", unreferenced=True)}
     assert given_up == {WAL, first.object, PARQUET.key}
-    assert catalog.mark_deleting([PARQUET.key]).result(5) == [PARQUET.key]
+    assert catalog.mark_deleting([PARQUET.key]).result(60) == [PARQUET.key]
 
 
 def test_parquet_goes_with_the_run_that_is_replaced_and_with_its_topic(open_catalog: Open) -> None:
@@ -426,16 +428,16 @@ def test_parquet_goes_with_the_run_that_is_replaced_and_with_its_topic(open_cata
     first, _parquet = with_parquet(catalog)
     joined = ObjectRow("segments/joined.seg", "segment", "live", 20, 60)
     run = RunRow(T1, 0, 0, 9, joined.key, 8, 10, 101, 10)
-    catalog.replace_runs(catalog.runs(KEY, 0), [run], [joined]).result(5)
+    catalog.replace_runs(catalog.runs(KEY, 0), [run], [joined]).result(60)
     assert catalog.parquet(KEY, 0, 10) == []
     for gone, why in ((first, "offsets 0 to 4"), (run._replace(object="segments/x"), "0 to 9")):
         late = ParquetRow(gone.object, "parquet/late.parquet", 4, 1, "")
         with pytest.raises(RunsChanged, match=why):
-            catalog.add_parquet(gone, late, PARQUET._replace(key=late.object)).result(5)
+            catalog.add_parquet(gone, late, PARQUET._replace(key=late.object)).result(60)
     assert catalog.known_objects([late.object, PARQUET.key]) == {PARQUET.key}
     again = ParquetRow(run.object, "parquet/again.parquet", 9, 1, "")
-    catalog.add_parquet(run, again, PARQUET._replace(key=again.object)).result(5)
-    catalog.delete_topic(T1).result(5)
+    catalog.add_parquet(run, again, PARQUET._replace(key=again.object)).result(60)
+    catalog.delete_topic(T1).result(60)
     deleting = {row.key for row in catalog.objects("deleting")}
     assert deleting == {joined.key, again.object}
 
@@ -443,9 +445,9 @@ def test_parquet_goes_with_the_run_that_is_replaced_and_with_its_topic(open_cata
 def test_silent_producers_are_forgotten(open_catalog: Open) -> None:
     catalog = with_topic(open_catalog)
     put(catalog, chunk(0, 4))
-    catalog.forget_producers(1004).result(5)
+    catalog.forget_producers(1004).result(60)
     assert look(catalog, producers=[(T1, 0, 9)]).producers == chunk(0, 4).producers
-    catalog.forget_producers(1005).result(5)
+    catalog.forget_producers(1005).result(60)
     assert not look(open_catalog(), producers=[(T1, 0, 9)]).producers
 
 
@@ -459,8 +461,8 @@ def test_silent_transactional_ids_are_forgotten_unless_something_is_open(
     heard = [row._replace(transactional_id="b", producer_id=9, updated_ms=6) for row in silent[:1]]
     put(catalog, Changes(txns=silent + heard))
     assert catalog.unfinished_txns() == silent[1:4]
-    assert catalog.forget_txns(5).result(5) == set()
-    assert catalog.forget_txns(6).result(5) == {0, 4, 5}
+    assert catalog.forget_txns(5).result(60) == set()
+    assert catalog.forget_txns(6).result(60) == {0, 4, 5}
     assert open_catalog().txns() == silent[1:4] + heard
 
 
@@ -496,7 +498,7 @@ def test_what_decide_raises_undoes_everything(open_catalog: Open) -> None:
         raise Refused("No.")
 
     with pytest.raises(Refused):
-        catalog.transact(Scope(partitions=[KEY]), decide).result(5)
+        catalog.transact(Scope(partitions=[KEY]), decide).result(60)
     gap = [("p", "s", EpochCommit(False, n, 0, {}, "", "payments")) for n in (1, 3)]
     with pytest.raises(EpochGap):
         put(catalog, replace(chunk(0, 4), epochs=gap))
@@ -535,7 +537,7 @@ def test_the_end_of_a_transaction_moves_its_positions_and_leaves_its_mark(
     assert again.aborted(KEY, 0, 1) == aborted[:1]
     assert again.aborted(KEY, 4, 7) == aborted
     assert again.aborted(KEY, 5, 99) == aborted[1:]
-    catalog.trim({KEY: 5}).result(5)
+    catalog.trim({KEY: 5}).result(60)
     assert catalog.aborted(KEY, 0, 99) == aborted[1:]
 
 
@@ -549,87 +551,87 @@ def test_a_transaction_that_ends_and_one_that_begins_may_share_a_chunk(open_cata
 
 def test_a_superseded_coordinator_changes_nothing(open_catalog: Open) -> None:
     catalog = open_catalog()
-    first = catalog.claim_group("g", None).result(5)
+    first = catalog.claim_group("g", None).result(60)
     assert first.generation == 0
-    catalog.keep_group("g", GroupChanges(7), claim_epoch=first.epoch).result(5)
+    catalog.keep_group("g", GroupChanges(7), claim_epoch=first.epoch).result(60)
     position = {("payments", 0): OffsetCommit(1)}
-    catalog.commit_offsets("g", position, claim_epoch=first.epoch).result(5)
-    second = open_catalog().claim_group("g", None).result(5)
+    catalog.commit_offsets("g", position, claim_epoch=first.epoch).result(60)
+    second = open_catalog().claim_group("g", None).result(60)
     assert second.epoch > first.epoch
     assert second.generation == 7
     moved = {("payments", 0): OffsetCommit(2)}
     waiting = Changes(txn_offsets=[(9, "g", "payments", 0, OffsetCommit(3))])
     with pytest.raises(CoordinatorMoved):
         scope = Scope(claim=("g", first.epoch))
-        catalog.transact(scope, lambda seen: (waiting, None)).result(5)
+        catalog.transact(scope, lambda seen: (waiting, None)).result(60)
     assert catalog.unstable("g") == set()
-    catalog.transact(Scope(claim=("g", second.epoch)), lambda seen: (waiting, None)).result(5)
+    catalog.transact(Scope(claim=("g", second.epoch)), lambda seen: (waiting, None)).result(60)
     assert catalog.unstable("g") == {("payments", 0)}
     with pytest.raises(CoordinatorMoved):
-        catalog.commit_offsets("g", moved, claim_epoch=first.epoch).result(5)
+        catalog.commit_offsets("g", moved, claim_epoch=first.epoch).result(60)
     with pytest.raises(CoordinatorMoved):
-        catalog.keep_group("g", GroupChanges(8), claim_epoch=first.epoch).result(5)
+        catalog.keep_group("g", GroupChanges(8), claim_epoch=first.epoch).result(60)
     assert catalog.committed("g") == position
     with pytest.raises(CoordinatorMoved):
-        catalog.delete_offsets("g", position, claim_epoch=first.epoch).result(5)
+        catalog.delete_offsets("g", position, claim_epoch=first.epoch).result(60)
     with pytest.raises(CoordinatorMoved):
-        catalog.delete_group("g", claim_epoch=first.epoch).result(5)
+        catalog.delete_group("g", claim_epoch=first.epoch).result(60)
     assert catalog.committed("g") == position
-    assert catalog.delete_group("g", claim_epoch=second.epoch).result(5)
-    assert not catalog.delete_group("g").result(5)
+    assert catalog.delete_group("g", claim_epoch=second.epoch).result(60)
+    assert not catalog.delete_group("g").result(60)
     with pytest.raises(CoordinatorMoved):
-        catalog.commit_offsets("g", moved, claim_epoch=second.epoch).result(5)
+        catalog.commit_offsets("g", moved, claim_epoch=second.epoch).result(60)
     assert catalog.committed("g") == {}
-    assert catalog.claim_group("g", None).result(5).epoch > second.epoch
+    assert catalog.claim_group("g", None).result(60).epoch > second.epoch
 
 
 def test_topics_do_not_differ_in_dots_and_underscores_alone(open_catalog: Open) -> None:
     catalog = open_catalog()
-    catalog.create_topic(Topic(b"1" * 16, "q_1.x", 1)).result(5)
+    catalog.create_topic(Topic(b"1" * 16, "q_1.x", 1)).result(60)
     for name in ("q.1.x", "q_1_x", "q.1_x"):
         with pytest.raises(TopicCollides, match=rf"{name} collides with q_1\.x"):
-            catalog.create_topic(Topic(b"2" * 16, name, 1)).result(5)
+            catalog.create_topic(Topic(b"2" * 16, name, 1)).result(60)
     with pytest.raises(TopicExists):
-        catalog.create_topic(Topic(b"2" * 16, "q_1.x", 1)).result(5)
-    catalog.create_topic(Topic(b"2" * 16, "q-1-x", 1)).result(5)
-    catalog.delete_topic(b"1" * 16).result(5)
-    catalog.create_topic(Topic(b"3" * 16, "q.1.x", 1)).result(5)
+        catalog.create_topic(Topic(b"2" * 16, "q_1.x", 1)).result(60)
+    catalog.create_topic(Topic(b"2" * 16, "q-1-x", 1)).result(60)
+    catalog.delete_topic(b"1" * 16).result(60)
+    catalog.create_topic(Topic(b"3" * 16, "q.1.x", 1)).result(60)
 
 
 def test_a_group_is_as_its_coordinator_left_it(open_catalog: Open) -> None:
     catalog = open_catalog()
     assert catalog.group("g") == GroupRow(0, 0)
     whole = GroupChanges(3, {"protocol": "range"}, {"m1": ["t"], "m2": ["t", "\0"]}, True)
-    catalog.keep_group("g", whole).result(5)
-    catalog.keep_group("h", GroupChanges(1, "h", {"m1": 1}, True)).result(5)
+    catalog.keep_group("g", whole).result(60)
+    catalog.keep_group("h", GroupChanges(1, "h", {"m1": 1}, True)).result(60)
     members = {"m1": '["t"]', "m2": '["t","\\u0000"]'}
     left = GroupRow(0, 3, '{"protocol":"range"}', None, members)
     assert open_catalog().group("g") == left
     assert catalog.groups_with_members() == ["g", "h"]
-    catalog.keep_group("g", GroupChanges(4, None, {"m1": None, "m3": 7})).result(5)
+    catalog.keep_group("g", GroupChanges(4, None, {"m1": None, "m3": 7})).result(60)
     left = left._replace(generation=4, members={"m2": members["m2"], "m3": "7"})
     assert catalog.group("g") == left
-    catalog.keep_group("g", GroupChanges(5, "none", {}, True, True)).result(5)
+    catalog.keep_group("g", GroupChanges(5, "none", {}, True, True)).result(60)
     emptied = open_catalog().group("g")
     assert emptied.emptied_ms is not None
     assert emptied == GroupRow(0, 5, '"none"', emptied.emptied_ms)
-    catalog.keep_group("g", GroupChanges(6, "still", {}, False, True)).result(5)
+    catalog.keep_group("g", GroupChanges(6, "still", {}, False, True)).result(60)
     assert catalog.group("g").emptied_ms == emptied.emptied_ms
     assert catalog.groups_with_members() == ["h"]
-    assert not catalog.delete_group("h").result(5)
+    assert not catalog.delete_group("h").result(60)
     assert catalog.group("h") == GroupRow(0, 0)
 
 
 def test_a_claim_brings_what_the_last_coordinator_left(open_catalog: Open) -> None:
     catalog = open_catalog()
-    first = catalog.claim_group("g", None).result(5)
+    first = catalog.claim_group("g", None).result(60)
     kept = GroupChanges(2, "state", {"m": 1}, True)
-    catalog.keep_group("g", kept, claim_epoch=first.epoch).result(5)
-    second = catalog.claim_group("g", None).result(5)
+    catalog.keep_group("g", kept, claim_epoch=first.epoch).result(60)
+    second = catalog.claim_group("g", None).result(60)
     assert second == GroupRow(second.epoch, 2, '"state"', None, {"m": "1"})
     late = GroupChanges(3, "late", {"m": None}, True)
     with pytest.raises(CoordinatorMoved):
-        catalog.keep_group("g", late, claim_epoch=first.epoch).result(5)
+        catalog.keep_group("g", late, claim_epoch=first.epoch).result(60)
     assert catalog.group("g") == second
 
 
@@ -637,15 +639,15 @@ def test_old_positions_expire_unless_they_were_committed_again(open_catalog: Ope
     catalog = open_catalog()
     keys = [("payments", index) for index in range(3)]
     for index, key in enumerate(keys):
-        catalog.commit_offsets("g", {key: OffsetCommit(1, -1, "", 100 * index)}).result(5)
-    catalog.commit_offsets("young", {keys[0]: OffsetCommit(1, -1, "", 900)}).result(5)
-    catalog.keep_group("vacant", GroupChanges(1)).result(5)
-    catalog.keep_group("lively", GroupChanges(1, "s", {"m": 1}, True)).result(5)
+        catalog.commit_offsets("g", {key: OffsetCommit(1, -1, "", 100 * index)}).result(60)
+    catalog.commit_offsets("young", {keys[0]: OffsetCommit(1, -1, "", 900)}).result(60)
+    catalog.keep_group("vacant", GroupChanges(1)).result(60)
+    catalog.keep_group("lively", GroupChanges(1, "s", {"m": 1}, True)).result(60)
     assert catalog.groups_to_expire(100) == ["g", "vacant"]
     assert catalog.groups_to_expire(-1) == ["vacant"]
-    assert catalog.expire_offsets("g", keys[1:], 100, with_group=True).result(5) == [keys[1]]
+    assert catalog.expire_offsets("g", keys[1:], 100, with_group=True).result(60) == [keys[1]]
     for name in ("vacant", "lively"):
-        assert catalog.expire_offsets(name, [], 100, with_group=True).result(5) == []
+        assert catalog.expire_offsets(name, [], 100, with_group=True).result(60) == []
     assert catalog.group("vacant") == GroupRow(0, 0)
     assert catalog.group("lively").generation == 1
     assert open_catalog().committed("g").keys() == {keys[0], keys[2]}
@@ -654,18 +656,18 @@ def test_old_positions_expire_unless_they_were_committed_again(open_catalog: Ope
 def test_single_positions_of_a_group_are_forgotten(open_catalog: Open) -> None:
     catalog = open_catalog()
     places = [("payments", 0), ("payments", 1), ("orders", 0)]
-    catalog.commit_offsets("g", dict.fromkeys(places, OffsetCommit(1))).result(5)
-    catalog.commit_offsets("other", dict.fromkeys(places, OffsetCommit(1))).result(5)
-    catalog.delete_offsets("g", [("payments", 0), ("orders", 9)]).result(5)
+    catalog.commit_offsets("g", dict.fromkeys(places, OffsetCommit(1))).result(60)
+    catalog.commit_offsets("other", dict.fromkeys(places, OffsetCommit(1))).result(60)
+    catalog.delete_offsets("g", [("payments", 0), ("orders", 9)]).result(60)
     assert catalog.committed("g") == dict.fromkeys(places[1:], OffsetCommit(1))
     assert catalog.committed("other") == dict.fromkeys(places, OffsetCommit(1))
 
 
 def test_a_topic_grows_and_is_configured(open_catalog: Open) -> None:
     catalog = with_topic(open_catalog)
-    catalog.add_partitions(T1, 4).result(5)
-    catalog.add_partitions(T1, 3).result(5)
-    catalog.alter_topic_config(T1, lambda _: {"cleanup.policy": "compact"}).result(5)
+    catalog.add_partitions(T1, 4).result(60)
+    catalog.add_partitions(T1, 3).result(60)
+    catalog.alter_topic_config(T1, lambda _: {"cleanup.policy": "compact"}).result(60)
     snapshot = open_catalog().load()
     assert snapshot.topics == [Topic(T1, "payments", 4, {"cleanup.policy": "compact"})]
     assert [row.partition for row in snapshot.partitions] == [0, 1, 2, 3]
@@ -674,18 +676,18 @@ def test_a_topic_grows_and_is_configured(open_catalog: Open) -> None:
         catalog.alter_topic_config(b"?" * 16, dict),
     ):
         with pytest.raises(TopicUnknown):
-            change.result(5)
+            change.result(60)
 
 
 def test_settings_are_altered_one_change_after_the_other(open_catalog: Open) -> None:
     catalog = with_topic(open_catalog)
-    catalog.alter_topic_config(T1, lambda _: {}).result(5)
+    catalog.alter_topic_config(T1, lambda _: {}).result(60)
 
     def add(name: str) -> Callable[[Mapping[str, str]], Mapping[str, str]]:
         return lambda config: {**config, name: "1"}
 
     altered = [catalog.alter_topic_config(T1, add(f"s{i}")) for i in range(5)]
-    assert max(len(change.result(5)) for change in altered) == 5
+    assert max(len(change.result(60)) for change in altered) == 5
     [topic] = open_catalog().load().topics
     assert topic.config == {f"s{i}": "1" for i in range(5)}
 
@@ -693,7 +695,7 @@ def test_settings_are_altered_one_change_after_the_other(open_catalog: Open) -> 
         raise CatalogRefused("no")
 
     with pytest.raises(CatalogRefused):
-        catalog.alter_topic_config(T1, refuse).result(5)
+        catalog.alter_topic_config(T1, refuse).result(60)
     assert open_catalog().load().topics == [topic]
 
 
@@ -708,10 +710,10 @@ def test_the_producers_of_one_partition_are_told(open_catalog: Open) -> None:
 def test_retention_tells_the_state_of_pins(open_catalog: Open) -> None:
     catalog = open_catalog()
     pin = Pin("cp-1", "risk", {("payments", 0): 7}, None, 1, max_bytes=1000)
-    catalog.set_pin(pin).result(5)
-    catalog.set_pin_states({"cp-1": "lost", "gone": "lost"}).result(5)
+    catalog.set_pin(pin).result(60)
+    catalog.set_pin_states({"cp-1": "lost", "gone": "lost"}).result(60)
     assert open_catalog().pins() == [replace(pin, state="lost")]
-    catalog.set_pin(pin).result(5)
+    catalog.set_pin(pin).result(60)
     assert catalog.pins() == [pin]
 
 
@@ -719,17 +721,17 @@ def test_a_state_taken_from_one_catalog_fills_an_empty_one_of_any_kind(
     open_catalog: Open,
 ) -> None:
     source = MemoryCatalog(MemoryDatabase(ManualClock(), call_now))
-    source.create_topic(TOPIC).result(5)
+    source.create_topic(TOPIC).result(60)
     put(source, chunk(0, 9, timestamp=7))
-    source.commit_offsets("g", {("payments", 0): OffsetCommit(4, -1, "m")}).result(5)
-    source.set_pin(Pin("p", "me", {("payments", 0): 3}, None, 1, 100, "extended")).result(5)
+    source.commit_offsets("g", {("payments", 0): OffsetCommit(4, -1, "m")}).result(60)
+    source.set_pin(Pin("p", "me", {("payments", 0): 3}, None, 1, 100, "extended")).result(60)
     rule = RuleRow("User:a", "ALLOW", "READ", "TOPIC", "t", "LITERAL", "*")
     kept = VerifierRow("a", "SCRAM-SHA-256", "c2FsdA==", 4096, "a2V5", "a2V5")
-    source.change_access(lambda now: now._replace(rules=[rule], verifiers=[kept])).result(5)
-    source.change_client_quotas([QuotaRow("a", None, "producer_byte_rate", 1.5)]).result(5)
-    epoch = source.claim_group("g", None).result(5).epoch
+    source.change_access(lambda now: now._replace(rules=[rule], verifiers=[kept])).result(60)
+    source.change_client_quotas([QuotaRow("a", None, "producer_byte_rate", 1.5)]).result(60)
+    epoch = source.claim_group("g", None).result(60).epoch
     empty = GroupChanges(1, "gone", {}, True, True)
-    source.keep_group("g", empty, claim_epoch=epoch).result(5)
+    source.keep_group("g", empty, claim_epoch=epoch).result(60)
     commit = EpochCommit(False, 1, 1, {0: (0, 9)}, "c", "payments")
     txn = TxnRow("tx", 9, 1, "ongoing", 1000, 5, 2, -1, 6, ())
     put(
@@ -742,14 +744,14 @@ def test_a_state_taken_from_one_catalog_fills_an_empty_one_of_any_kind(
             txn_offsets=[(9, "g", "payments", 1, OffsetCommit(5))],
         ),
     )
-    state = source.take_state().result(5)
+    state = source.take_state().result(60)
     assert all(state.values()), "every table has a row"
     segment = ObjectRow("segments/s.seg", "segment", "live", 40, 6)
     run = RunRow(T1, 1, 0, 3, segment.key, 8, 20, 9, 4)
     target = open_catalog()
-    target.restore(state, [segment], [run], 12).result(5)
+    target.restore(state, [segment], [run], 12).result(60)
     assert target.runs((T1, 1), 0) == [run]
     assert target.last_backup() == 12
-    assert target.take_backup_number().result(5) == 13
-    again = target.take_state().result(5)
+    assert target.take_backup_number().result(60) == 13
+    again = target.take_state().result(60)
     assert {table: [tuple(row) for row in rows] for table, rows in again.items()} == state

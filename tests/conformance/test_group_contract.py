@@ -118,7 +118,7 @@ def check_transactions(bootstrap: str) -> None:
     place = {"group.id": "job", "bootstrap.servers": bootstrap, "log_level": 0}
     reader = Consumer(place)
     del place["group.id"]
-    writer = Producer({**place, "transactional.id": "job-tx", "transaction.timeout.ms": 60_000})
+    writer = Producer({**place, "transactional.id": "job-tx", "transaction.timeout.ms": 600_000})
     writer.init_transactions(60)
     writer.begin_transaction()
     writer.produce("read-in-part", b"x", partition=1)

@@ -122,7 +122,7 @@ async def test_an_id_that_is_just_being_used_is_not_forgotten(two: list[Log]) ->
     given = await first.txns.init_producer("id", MINUTE_MS)
 
     def forget_meanwhile(_: ScopeRows) -> tuple[Changes, set[int]]:
-        return Changes(), second._core.catalog.forget_txns(2**60).result(5)
+        return Changes(), second._core.catalog.forget_txns(2**60).result(60)
 
     scope = Scope(transactional_ids=["id"])
     transact = first._core.catalog.transact(scope, forget_meanwhile)

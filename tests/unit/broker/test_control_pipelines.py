@@ -118,10 +118,10 @@ def test_a_report_takes_the_place_of_the_last_one_and_old_ones_make_room() -> No
         ReportRow(name, at, "{}") for name, at in zip("aab", (5, 7, 9), strict=True)
     )
     for row in (first, second):
-        catalog.keep_report(row, 0, 1).result(5)
+        catalog.keep_report(row, 0, 1).result(60)
     assert catalog.reports() == [second]
     with pytest.raises(TooManyReports, match="1 pipelines have reported"):
-        catalog.keep_report(third, 7, 1).result(5)
+        catalog.keep_report(third, 7, 1).result(60)
     assert catalog.reports() == [second]
-    catalog.keep_report(third, 8, 1).result(5)
+    catalog.keep_report(third, 8, 1).result(60)
     assert catalog.reports() == [third]

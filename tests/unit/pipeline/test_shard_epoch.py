@@ -194,7 +194,7 @@ class LastFirst:
         return Staged(shard, "", 0, 0, 0)
 
 
-@pytest.mark.parametrize(("held_bytes", "patience_s"), [(4 << 20, 10.0), (0, 0.2)])
+@pytest.mark.parametrize(("held_bytes", "patience_s"), [(4 << 20, 60.0), (0, 0.2)])
 def test_shards_are_computed_while_those_before_are_written_as_far_as_memory_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held_bytes: int, patience_s: float
 ) -> None:

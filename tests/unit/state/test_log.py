@@ -328,7 +328,7 @@ class DeltaFirst(MemoryStore):
             self.begun.set()
         else:
             self.others += 1
-            assert self.begun.wait(10), "it waited for the others"
+            assert self.begun.wait(60), "it waited for the others"
         if self.fails and self.fails in key:
             raise StoreUnavailable(f"{key}: no answer")
         return super().put(key, parts)

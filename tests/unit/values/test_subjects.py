@@ -55,7 +55,7 @@ def registry() -> Iterator[FakeRegistry]:
 
 def check(registry: FakeRegistry, kind: ValueFormat = ValueFormat.AVRO) -> None:
     values = EventValues(ValueSettings(kind), Registry(registry.url))
-    check_subject(values, "payments", Txn, from_plain, patience_s=5)
+    check_subject(values, "payments", Txn, from_plain, patience_s=60)
 
 
 @pytest.mark.parametrize(
