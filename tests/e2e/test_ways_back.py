@@ -8,7 +8,8 @@ test is on Spark.
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -221,27 +222,31 @@ def test_a_way_back_without_a_broker_changes_nothing_and_is_gone_with_one(
     life: Life, way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither the command nor the start after it; what they say names the broker."""
-    monkeypatch.setattr(runs, "TIMEOUT_S", 1.0)
-    monkeypatch.setitem(OpenPipeline.__init__.__kwdefaults__, "timeout_s", 1.0)
+
+    @contextmanager
+    def away() -> Iterator[None]:
+        """Nobody waits long for a broker that is not there; for one that is there, everybody."""
+        life.broker.stop()
+        before = life.files()
+        with monkeypatch.context() as patch:
+            patch.setattr(runs, "TIMEOUT_S", 1.0)
+            patch.setitem(OpenPipeline.__init__.__kwdefaults__, "timeout_s", 1.0)
+            yield
+        assert life.files() == before
+        life.broker.start()
+
     name = life.save()
-    life.broker.stop()
-    before = life.files()
-    for words in (
-        ("savepoint", "restore", str(life.file), name, "--into", str(life.folder / "other")),
-        ("pipeline", "rollback", str(life.file)),
-        ("recovery", "restore", str(life.file), "--checkpoint", str(life.epochs[0])),
-    ):
-        assert life.broker.bootstrap in life.type(*words, "--yes", code=1)
-    assert not (life.folder / "other").exists()
-    assert life.files() == before
-    life.broker.start()
+    with away():
+        for words in (
+            ("savepoint", "restore", str(life.file), name, "--into", str(life.folder / "other")),
+            ("pipeline", "rollback", str(life.file)),
+            ("recovery", "restore", str(life.file), "--checkpoint", str(life.epochs[0])),
+        ):
+            assert life.broker.bootstrap in life.type(*words, "--yes", code=1)
+        assert not (life.folder / "other").exists()
     way(life)
-    life.broker.stop()
-    before = life.files()
-    with pytest.raises(CatchwaterError, match=life.broker.bootstrap):
+    with away(), pytest.raises(CatchwaterError, match=life.broker.bootstrap):
         life.run()
-    assert life.files() == before
-    life.broker.start()
     life.run()
     life.check()
     assert life.run() == 0
