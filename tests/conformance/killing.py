@@ -97,5 +97,5 @@ def _has_all(pid: int) -> bool:
     try:
         tasks = Path(f"/proc/{pid}/task").glob("*/status")
         return not any("TracerPid:\t0\n" in each.read_text() for each in tasks)
-    except FileNotFoundError:  # a thread that has ended meanwhile
+    except (FileNotFoundError, ProcessLookupError):  # a thread that has ended meanwhile
         return False

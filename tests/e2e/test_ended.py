@@ -153,7 +153,8 @@ def test_the_sources_process_that_is_killed_is_told(make: Callable[..., Pipeline
         if pipeline.committed >= 0 and not killed:
             killed.extend(source_processes())
             for pid in killed:
-                os.kill(pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         return False
 
     error = failed(pipeline, until=kill_it)

@@ -275,7 +275,8 @@ NOTHING_MORE = b"\x01\x00" + b"\0" * (1 + 1 + 4 + 1)
 
 
 def test_a_stopped_broker_acknowledges_nothing_of_its_ended_session(brokers, topic):
-    # It may find out first, join again, and take what was sent meanwhile in its new session.
+    # It may find out first, join again, and take what was sent meanwhile in its new session; and
+    # where the others stand still as well, nobody ends the one it has.
     attempts = (refuses_what_came_too_late(brokers, f"{topic}-{n}") for n in count())
     wait_until(lambda: next(attempts))
 
@@ -290,7 +291,10 @@ def refuses_what_came_too_late(brokers: Brokers, topic: str) -> bool:
         zombie.send(1)
         time.sleep(0.01)
     wait_until(lambda: len(zombie.answers) == zombie.sent)
-    assert not any(error for _, error, _ in zombie.answers)
+    if any(error for _, error, _ in zombie.answers):
+        zombie.close()
+        wait_until(lambda: ask(broker, "/api/v1/cluster")[1]["session"] > before)
+        return False  # its session has ended already, as on a busy machine it may
     zombie.send(10)
     brokers.signal(1, signal.SIGSTOP)
     zombie.send(10)
@@ -303,12 +307,12 @@ def refuses_what_came_too_late(brokers: Brokers, topic: str) -> bool:
         wait_until(lambda: ask(broker, "/readyz")[0] == 200)
         wait_until(zombie.is_taken)
         zombie.close()
-    assert ask(broker, "/api/v1/cluster")[1]["session"] > before
+    has_ended = ask(broker, "/api/v1/cluster")[1]["session"] > before
     answers = list(enumerate(zombie.answers))
     told = {f"z{number}": (0, offset) for number, (_, error, offset) in answers if not error}
     late = {error for _, (moment, error, _) in answers if error and moment >= resumed_s}
     print(f"of {zombie.sent} requests {len(told)} acknowledged, others refused with {late}")
-    assert late <= {NOT_LEADER, STORAGE_ERROR}
+    assert late <= ({NOT_LEADER, STORAGE_ERROR} if has_ended else set())
     found = read_all(others, topic)
     assert {value: found.get(value) for value in told} == told
     assert {value: found.get(value) for value in load.acknowledged} == load.acknowledged
