@@ -29,7 +29,11 @@ with warnings.catch_warnings():
     from kafka.admin import NewPartitions as PythonPartitions
     from kafka.admin import NewTopic as PythonTopic
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    # kafka-python leaves sockets to the collector when it connects anew.
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+]
 
 WAIT_S = 60.0
 RETENTION = "retention.ms"
