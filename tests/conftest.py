@@ -1,6 +1,7 @@
 """What many tests share: a real broker process, an S3 server, a PostgreSQL server."""
 
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck
 from hypothesis import settings as drawing
+from tests.forked import Forked, Forking
 from tests.ports import free_port
 from tests.postgres import PostgresMissing, PostgresServer
 from tests.s3 import CREDENTIALS, make_bucket, moto
@@ -25,6 +27,8 @@ drawing.register_profile("any machine", deadline=None, suppress_health_check=[He
 drawing.load_profile("any machine")
 
 COMMAND = str(Path(sys.executable).with_name("catchwater"))
+COMMAND_ITSELF = ("env",)
+"""A wrapper that does nothing, for brokers whose start or command line is what is tested."""
 START_S = 180.0
 STOP_S = 120.0
 """Either takes a second or two; not on a machine that others keep busy."""
@@ -46,6 +50,19 @@ def _commands_leave_no_trail(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["CATCHWATER_AUDIT_DIR"] = str(tmp_path_factory.mktemp("commands") / "audit")
 
 
+@functools.cache
+def forking() -> Forking:
+    """What the brokers of this process are forked from."""
+    return Forking()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _forking_ends() -> Iterator[None]:
+    yield
+    if forking.cache_info().currsize:
+        forking().close()
+
+
 class BrokerProcess:
     """One broker on loopback. Its ports are its own, through all restarts."""
 
@@ -62,10 +79,13 @@ class BrokerProcess:
         } | settings
         self.bootstrap = ""
         self.control_url = ""
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | Forked | None = None
 
     def start(self, *wrapper: str) -> None:
-        """Start it, under another command (strace) if one is given, and wait until it is ready."""
+        """Start it, under another command (strace) if one is given, and wait until it is ready.
+
+        Without one it is forked (`tests.forked`).
+        """
         self.spawn(*wrapper)
         self.await_ready()
 
@@ -81,15 +101,17 @@ class BrokerProcess:
         secrets = {key for key, value in self.settings.items() if is_secret(key, value)}
         arguments = [f"{key}={value}" for key, value in self.settings.items() if key not in secrets]
         names = {key: f"CATCHWATER_BROKER__{key.upper().replace('.', '_')}" for key in secrets}
+        environment = os.environ | {name: self.settings[key] for key, name in names.items()}
         with self.stderr_file.open("ab") as stderr:
+            if not wrapper:
+                command = ["broker", "run", *arguments]
+                self.process = forking().spawn(command, stderr.fileno(), environment)
+                return
             self.process = subprocess.Popen(
                 [*wrapper, COMMAND, "broker", "run", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=stderr,
-                stderr=stderr,
-                start_new_session=True,
-                env=os.environ | {name: self.settings[key] for key, name in names.items()},
-            )
+                stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr, start_new_session=True,
+                env=environment,
+            )  # fmt: skip
 
     def _learn_addresses(self) -> None:
         ready = json.loads(self.ready_file.read_text())

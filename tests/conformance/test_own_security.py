@@ -29,7 +29,7 @@ from kio.index import KioIndexError, load_request_schema
 from tests.certificates import certificate
 from tests.conformance.corpus import DEADLINE_S
 from tests.conformance.test_gate import PATHS
-from tests.conftest import until
+from tests.conftest import COMMAND_ITSELF, until
 from tests.samples import sample, values
 
 from catchwater.audit import AUDIT_TOPIC, lines_of, verify
@@ -76,7 +76,7 @@ class Secured:
             "super.users": "User:admin",
             "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512",
         }
-        self.broker.start()
+        self.broker.start(*COMMAND_ITSELF)
         self.bootstrap = self.broker.bootstrap
 
     def reset(self) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
+from tests.conftest import COMMAND_ITSELF
 
 COMMAND = Path(sys.executable).with_name("catchwater")
 
@@ -58,7 +59,8 @@ def test_an_unknown_key_is_refused_with_the_nearest():
 
 
 def test_sigterm_drains_and_the_next_start_has_everything(make_broker):
-    broker = make_broker()
+    broker = make_broker(start=False)
+    broker.start(*COMMAND_ITSELF)
     failed = []
     producer = Producer({"bootstrap.servers": broker.bootstrap})
     for index in range(1000):
@@ -74,6 +76,7 @@ def test_sigterm_drains_and_the_next_start_has_everything(make_broker):
 
 
 def test_ctrl_c_is_a_clean_end_too(make_broker):
-    broker = make_broker()
+    broker = make_broker(start=False)
+    broker.start(*COMMAND_ITSELF)
     broker.process.send_signal(signal.SIGINT)
     assert broker.process.wait(60) == 0

@@ -5,7 +5,6 @@ once, and a rebuild can be killed at each of its steps. The process is forked fr
 everything imported and no threads. Every step that was done is a line of `steps.txt`.
 """
 
-import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +17,7 @@ from unittest.mock import patch
 
 from tests.e2e.in_session import Pipeline
 from tests.e2e.tally import produce, produced
+from tests.forked import FORKSERVER, preload
 
 from catchwater.cli import backfill as commands
 from catchwater.pipeline import supervise as halting
@@ -28,8 +28,7 @@ from catchwater.pipeline.run.driver import stop_requested
 from catchwater.recovery.folder import lock
 from catchwater.sinks.table import TableSink
 
-FORKSERVER = multiprocessing.get_context("forkserver")
-FORKSERVER.set_forkserver_preload([__name__])
+preload(__name__)
 PATIENCE_S = 400
 
 # What a rebuild calls of these, epochs call as well: its own calls are told apart.

@@ -4,7 +4,6 @@ Without Spark, whose part is none here. Each process is killed one step later th
 """
 
 import json
-import multiprocessing
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from tests.conformance.kv_server import KeyValueServer, key_value_server
 from tests.e2e import in_session
 from tests.e2e.life import Steps
 from tests.e2e.tally import PARTITIONS, TOPIC, Row, Tables, model, newest, produce, write_file
+from tests.forked import FORKSERVER, preload
 from typer.testing import CliRunner
 
 from catchwater.cli import app
@@ -31,8 +31,7 @@ from catchwater.wire.client import Client
 
 pytestmark = pytest.mark.timeout(1800)
 
-FORKSERVER = multiprocessing.get_context("forkserver")
-FORKSERVER.set_forkserver_preload([__name__, "catchwater.sinks.kinds.log"])
+preload(__name__, "catchwater.sinks.kinds.log")
 PATIENCE_S = 400
 ORDERS = 6
 """New in each partition before each process."""

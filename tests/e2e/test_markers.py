@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conftest import until
+from tests.conftest import COMMAND_ITSELF, until
 from tests.e2e.in_session import Pipeline, produce, read
 
 from catchwater.objects.seal import KeysNeeded
@@ -147,7 +147,7 @@ def make_world(
             broker.settings["catchwater.encryption.keys"] = f"file:{keys}"
             monkeypatch.setenv("CATCHWATER_ENCRYPTION_KEYS", f"file:{keys}")
             monkeypatch.setenv("CATCHWATER_ENCRYPTION_LOCAL", "disk")
-        broker.start()
+        broker.start(*COMMAND_ITSELF)
         store_at.cache_clear()
         folder = tmp_path / "pipeline"
         folder.mkdir()

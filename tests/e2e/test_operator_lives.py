@@ -6,7 +6,6 @@ driver, its workers or an executor under all operators at once. The long forms t
 with Spark and without, and `KILLS` kills.
 """
 
-import multiprocessing
 import os
 import random
 import signal
@@ -25,6 +24,7 @@ from tests.e2e.conftest import PATIENCE_S, processes, python_workers
 from tests.e2e.every_operator import CASES
 from tests.e2e.every_sink import CASE, EverySink
 from tests.e2e.life import Life, live, run_and_die
+from tests.forked import FORKSERVER, preload
 
 pytestmark = pytest.mark.timeout(3600)
 
@@ -37,8 +37,7 @@ STEPS = 30
 """An epoch has some ten."""
 ROOT = Path(__file__).parents[2]
 
-FORKSERVER = multiprocessing.get_context("forkserver")
-FORKSERVER.set_forkserver_preload([__name__, "catchwater.sinks.kinds.log"])
+preload(__name__, "catchwater.sinks.kinds.log")
 
 
 def mostly_slow(*short: str) -> list[Any]:
