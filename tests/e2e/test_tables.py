@@ -13,7 +13,7 @@ from contextlib import closing
 
 import pytest
 from benchmarks.kafka_jars import CACHE, jars
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from pyiceberg.catalog import load_catalog
 from pyspark.sql import functions as f
@@ -22,6 +22,7 @@ from tests.conftest import until
 from catchwater import spark as frames
 from catchwater.replay import history
 from catchwater.replay.control import Control
+from catchwater.replay.offsets import HistoryLost
 from catchwater.values.settings import MALFORMED
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -191,6 +192,64 @@ def test_a_table_that_somebody_has_deleted_from_is_not_taken_for_the_topic(spark
     with closing(catalog):
         catalog.load_table("lake.parted").delete("offset = 5")
     assert_same(spark, broker, "parted", native=False)
+
+
+def test_what_the_log_has_no_more_is_read_from_the_table(spark, broker):
+    config = {
+        "catchwater.table": "lake.kept", "catchwater.table.commit.interval.ms": "100",
+        "retention.ms": "-1",
+    }  # fmt: skip
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin.create_topics([NewTopic("kept", 2, config=config)])["kept"].result(DEADLINE_S)
+    produce(broker, "kept", 0, 2_000)
+    until_written(broker, "kept", 2_000)
+    hold(broker, "kept")
+    produce(broker, "kept", 2_000, 2_100)
+    unpinned = {"catchwater.pin.lease": "0"}
+    whole = rows(by_source(spark, broker, "kept", **unpinned))
+    assert len(whole) == 2_100
+    for deleted in admin.delete_records([TopicPartition("kept", p, 600) for p in (0, 1)]).values():
+        deleted.result(DEADLINE_S)
+
+    def held():
+        """How many partitions a query holds from where the log begins; others are of the tail."""
+        pins = Control(broker.control_url).pins()
+        places = [
+            each for pin in pins if pin["id"].startswith("read/") for each in pin["positions"]
+        ]
+        return [each["offset"] for each in places if each["topic"] == "kept"].count(600)
+
+    def found(**options):
+        frame, files = by_name(spark, broker, "kept", **options)
+        assert files and held() == 2
+        content = rows(frame)
+        history.release(frame)
+        return content
+
+    assert found(startingOffsets="table") == whole
+    start, end = {"kept": {"0": 100, "1": 599}}, {"kept": {"0": 300, "1": 1_020}}
+    assert found(startingOffsets=json.dumps(start)) == [
+        row for row in whole if row.offset >= start["kept"][str(row.partition)]
+    ]
+    assert found(startingOffsets=json.dumps(start), endingOffsets=json.dumps(end)) == [
+        row
+        for row in whole
+        if start["kept"][str(row.partition)] <= row.offset < end["kept"][str(row.partition)]
+    ]
+    assert len(found()) == 2_100 - 2 * 600, "it begins as the source does"
+
+    lost = "kept-0 offsets 100 to 599; kept-1 offsets 599 to 599"
+    given = {"startingOffsets": json.dumps(start)}
+    with pytest.raises(Exception, match=f"The log does not hold: {lost}"):
+        by_source(spark, broker, "kept", **given, **unpinned).collect()
+    with pytest.raises(HistoryLost, match=f"Neither the log nor, .*: {lost}"):
+        by_name(spark, broker, "kept", **given, valueFormat="json", valueSchema=SCHEMA)
+    assert not held()
+    less, _ = by_name(
+        spark, broker, "kept", **given, **unpinned, valueFormat="json", valueSchema=SCHEMA,
+        failOnDataLoss="false",
+    )  # fmt: skip
+    assert less.count() == 2_100 - 2 * 600
 
 
 # --- other engines, each in an environment of its own ---------------------------------------------

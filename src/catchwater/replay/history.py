@@ -2,16 +2,17 @@
 
 A Python source cannot hand Spark a native plan, so this is a function. It plans once, like a batch
 query of the source. Where the topic is a table, Spark's Parquet reader reads of its files what is
-wanted of the topic, as far as the table has it. Of what is left, segments whose Parquet object lies
-whole within the wanted offsets, with nothing in it that an aborted transaction wrote if only
-committed records are read, are read so, too; all other offsets, named by exact ranges, come by
-`format("catchwater")`. So does all of it where a quota binds the query, for Spark's reader pays
-from none.
+wanted of the topic, as far as the table has it: also what the log has no more. Of what is left,
+segments whose Parquet object lies whole within the wanted offsets, with nothing in it that an
+aborted transaction wrote if only committed records are read, are read so, too; all other offsets,
+named by exact ranges, come by `format("catchwater")`. So does all of it where a quota binds the
+query, for Spark's reader pays from none.
 
 Relies on objects never changing, and on a plan's `parquet_first` and `parquet_stop`. Promises the
-rows and columns of the source, each offset once, fixed when the frame is made: what is appended,
-packed or written as Parquet later changes nothing. Nobody would renew the query's pin while Spark
-reads Parquet, so a thread of the driver does, until the frame is released or Spark has stopped.
+rows and columns that the source gives, or once gave, each offset once, fixed when the frame is
+made: what is appended, packed or written as Parquet later changes nothing. Nobody would renew the
+query's pin while Spark reads Parquet, so a thread of the driver does, until the frame is released
+or Spark has stopped.
 """
 
 import json
@@ -28,9 +29,18 @@ from pyspark.sql import Column, DataFrame, SparkSession, types
 from pyspark.sql.functions import col, lit, nullif
 
 from catchwater.config import CatchwaterError
+from catchwater.replay.offsets import HistoryLost, to_json
 from catchwater.replay.options import RANGES, SourceOptions
 from catchwater.replay.pin import held, planned
-from catchwater.replay.plan import OffsetRange, PlanRange, Slice, TableFiles, joined, without
+from catchwater.replay.plan import (
+    Missing,
+    OffsetRange,
+    PlanRange,
+    Slice,
+    TableFiles,
+    joined,
+    without,
+)
 from catchwater.replay.source import SPARK_TYPES, loaded, register, schema_of
 from catchwater.replay.subscription import Subscription
 from catchwater.values.settings import MALFORMED, OnMalformed, ValueFormat, identity
@@ -50,6 +60,8 @@ _READER_OPTIONS = {
 }
 _PATTERN_SIGN = re.compile(r"[\\{}\[\]*?]")
 
+FROM_TABLE, _STARTING = "table", "startingoffsets"
+_NOWHERE = "Neither the log nor, as it is asked for, the topic's table holds"
 _PLACED = ("subscribe", "subscribepattern", "assign", RANGES.lower())
 _POSITIONED = ("starting", "ending")
 
@@ -72,20 +84,31 @@ class Parts(NamedTuple):
 def read(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
     """What `format("catchwater")` reads with these options, once; see docs/replay.md.
 
+    Offsets before the log's start come from the topic's table; `startingOffsets` may be `table`,
+    which is where that begins.
+
     Raises what the source raises, at once. The rows come in no order.
     """
     register(spark)
+    options = _from_the_table(options)
     settings = loaded(options)
-    with closing(Subscription(settings)) as subscription:
-        slices, pin = planned(subscription)
-        is_free = subscription.quota is None  # Spark's reader pays from none.
-        asks_for_pieces = bool(settings.ranges)
-        found = subscription.tables(slices) if is_free and not asks_for_pieces else []
-        tables = [each for each in found if _stands_for(each, settings)]
-    with ExitStack() as undo:
+    with closing(Subscription(settings)) as subscription, ExitStack() as undo:
+        by_place = not settings.ranges
+        older = subscription.before_start(subscription.wanted()) if by_place else []
+        slices, pin = planned(subscription, older=older)
         if pin:
             undo.callback(held(pin, lambda: _is_running(spark)))
+        slices = sorted([*map(_slice, older), *slices], key=lambda s: (s.topic, s.partition))
+        is_free = subscription.quota is None  # Spark's reader pays from none.
+        found = subscription.tables(slices) if is_free and by_place else []
+        tables = [each for each in found if _stands_for(each, settings)]
         rest = without(slices, tables)
+        begins = {(each.topic, each.partition): each.end for each in older}
+        lost = [each for each in rest if each.stop <= begins.get((each.topic, each.partition), 0)]
+        if lost:
+            reason = _NOWHERE if found else subscription.absence
+            subscription.go_on_without(HistoryLost(map(_missing, lost), reason))
+            rest = [each for each in rest if each not in lost]
         parts = split(rest, lambda each: is_free and _is_readable(each, settings))
         frame = _frame(spark, parts, tables, settings, options)
         _held[frame] = undo.pop_all()
@@ -98,6 +121,30 @@ def release(frame: DataFrame) -> None:
     One that has no pin, or none any more, is no error.
     """
     _held.pop(frame, ExitStack()).close()
+
+
+def _from_the_table(options: Mapping[str, str]) -> Mapping[str, str]:
+    """The options with the offsets that `table` stands for, as where to start."""
+    name = next((each for each in options if each.lower() == _STARTING), "")
+    if not name or options[name] != FROM_TABLE:
+        return options
+    others = {each: value for each, value in options.items() if each != name}
+    with closing(Subscription(loaded(others))) as subscription:
+        starts = subscription.earliest()
+        everything = [Slice(*key, 0, end) for key, end in sorted(subscription.ending().items())]
+        for table in subscription.tables([each for each in everything if each.stop]):
+            for partition, (first, _) in table.spans.items():
+                key = table.topic, partition
+                starts[key] = min(starts[key], first)
+    return {**others, name: json.dumps(to_json(starts))}
+
+
+def _slice(each: Missing) -> Slice:
+    return Slice(*each)
+
+
+def _missing(each: Slice) -> Missing:
+    return Missing(each.topic, each.partition, each.first, each.stop)
 
 
 def split(slices: Sequence[Slice], is_readable: Callable[[PlanRange], bool]) -> Parts:

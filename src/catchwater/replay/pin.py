@@ -14,7 +14,7 @@ still answer.
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -22,8 +22,8 @@ from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError
 from catchwater.replay.control import Control, ControlRefused
 from catchwater.replay.options import Offsets
-from catchwater.replay.plan import Slice, Task
-from catchwater.replay.subscription import Subscription
+from catchwater.replay.plan import Missing, Slice, Task
+from catchwater.replay.subscription import Subscription, excluding
 
 _LOG = logging.getLogger(__name__)
 
@@ -54,23 +54,27 @@ class ReadPin:
 
 
 def planned(
-    subscription: Subscription, clock: Clock = SYSTEM
+    subscription: Subscription, clock: Clock = SYSTEM, *, older: Sequence[Missing] = ()
 ) -> tuple[list[Slice], ReadPin | None]:
     """Where what a batch query reads lies, and the pin that is held for it.
 
-    There is none where nothing is read from our storage. Raises what `Subscription.wanted` and
-    `Subscription.slices` do.
+    What is `older` than the log is not looked for in it; the pin holds these partitions from where
+    the log begins. There is none where nothing is read from our storage. Raises what
+    `Subscription.wanted` and `Subscription.slices` do.
     """
     lease_ms = subscription.options.pin_lease_ms
-    wanted = subscription.wanted()
+    wanted = excluding(subscription.wanted(), older)
     while True:
         slices = subscription.slices(wanted)
-        control_url = subscription.control_url() if slices and lease_ms else None
+        held = _firsts(slices)
+        if older:
+            held = subscription.begins((each.topic, each.partition) for each in older) | held
+        control_url = subscription.control_url() if held and lease_ms else None
         if control_url is None:
             return slices, None
         pin = ReadPin(control_url, f"read/{clock.token()}", lease_ms)
         try:
-            _set(pin, "a batch query on Spark", _firsts(slices), clock)
+            _set(pin, "a batch query on Spark", held, clock)
         except ControlRefused as refusal:
             if not refusal.missing:
                 raise

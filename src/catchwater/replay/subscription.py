@@ -111,7 +111,11 @@ class Subscription:
 
     def earliest(self) -> Offsets:
         """The offsets at which all partitions begin now."""
-        return self._list(dict.fromkeys(self.partitions(), EARLIEST))
+        return self.begins(self.partitions())
+
+    def begins(self, partitions: Iterable[TopicPartition]) -> Offsets:
+        """The offsets at which these partitions begin now."""
+        return self._list(dict.fromkeys(partitions, EARLIEST))
 
     def latest(self) -> Offsets:
         """The ends of all partitions now, new ones among them."""
@@ -214,16 +218,21 @@ class Subscription:
         try:
             return wanted(start, end)
         except HistoryLost as lost:
-            self._go_on_without(lost)
+            self.go_on_without(lost)
         return wanted(
             {key: min(offset, end.get(key, offset)) for key, offset in start.items()}, end
         )
 
-    def _go_on_without(self, lost: HistoryLost) -> None:
-        """Raise it, unless the options allow to go on."""
+    def go_on_without(self, lost: HistoryLost) -> None:
+        """Raise it, unless the options allow to go on; that is a warning in the log."""
         if self.options.fail_on_data_loss:
             raise lost
         _LOG.warning("failOnDataLoss is false, so the query goes on without. %s", lost)
+
+    @property
+    def absence(self) -> str:
+        """How an error begins that names offsets which are not there."""
+        return _NO_BROKER if self.options.catalog else _ABSENT
 
     def slices(self, wanted: Sequence[OffsetRange]) -> list[Slice]:
         """Where these offsets, in order, lie; raises `HistoryLost`."""
@@ -233,23 +242,26 @@ class Subscription:
             slices, missing = self._plan(left)
             if not missing:
                 return slices
-            what = _NO_BROKER if self.options.catalog else _ABSENT
-            self._go_on_without(HistoryLost(missing, what))
-            left = _without(left, missing)
+            self.go_on_without(HistoryLost(missing, self.absence))
+            left = excluding(left, missing)
+
+    def before_start(self, wanted: Sequence[OffsetRange]) -> list[Missing]:
+        """What of these offsets lies before where the log begins now."""
+        firsts = self.begins((each.topic, each.partition) for each in wanted)
+        return [
+            Missing(*each[:3], min(each.end, firsts[each.topic, each.partition]))
+            for each in wanted
+            if each.start < firsts[each.topic, each.partition]
+        ]
 
     def _plan(self, left: Sequence[OffsetRange]) -> tuple[list[Slice], list[Missing]]:
         """The slices that bring these offsets, and what is missing for good."""
         planner = self._planner() if left else None
         if planner is None:
-            firsts = self._list({(w.topic, w.partition): EARLIEST for w in left})
-            missing = [
-                Missing(*w[:3], min(w.end, firsts[w.topic, w.partition]))
-                for w in left
-                if w.start < firsts[w.topic, w.partition]
-            ]
-            return [Slice(*each, fields=self._fields(each.topic)) for each in left], missing
+            fetched = [Slice(*each, fields=self._fields(each.topic)) for each in left]
+            return fetched, self.before_start(left)
         slices: list[Slice] = []
-        missing = []
+        missing: list[Missing] = []
         for _, group in groupby(left, key=lambda each: each.topic):
             of_topic = list(group)
             answer = planner.plan(of_topic, read_committed=self.options.read_committed)
@@ -413,7 +425,7 @@ def _check_complete(
         )
 
 
-def _without(left: Iterable[OffsetRange], missing: Iterable[Missing]) -> list[OffsetRange]:
+def excluding(left: Iterable[OffsetRange], missing: Iterable[Missing]) -> list[OffsetRange]:
     """What is wanted before, between and after the gaps."""
     gaps: dict[TopicPartition, list[Missing]] = {}
     for gap in sorted(missing):

@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 from catchwater.config import CatchwaterError
 from catchwater.replay import history
 from catchwater.replay.history import Parts, split
+from catchwater.replay.offsets import HistoryLost
 from catchwater.replay.options import RANGES, SourceOptions, parse_options, parse_values
 from catchwater.replay.pin import ReadPin
 from catchwater.replay.plan import (
     CHUNK,
     SEGMENT,
     Aborted,
+    Missing,
     OffsetRange,
     PlanRange,
     Quota,
@@ -208,6 +210,24 @@ class Planned:
         self.found: list[TableFiles] = []
         self.taken: list[list[TableFiles]] = []
         self.failure: CatchwaterError | None = None
+        self.older: list[Missing] = []
+        self.absence = "The log does not hold"
+
+    def wanted(self) -> list[OffsetRange]:
+        return []
+
+    def before_start(self, wanted: Any) -> list[Missing]:
+        return self.older
+
+    def plan(self, of: Any, older: list[Missing]) -> tuple[list[Slice], ReadPin]:
+        assert (of, older) == (self, self.older)
+        first = 50 if older else 0
+        pieces = [piece(0, 50, (0, 50)), piece(50, 100)]
+        kept = [each for each in sliced(*pieces) if each.first >= first]
+        return kept, ReadPin("http://c", "p", 9)
+
+    def go_on_without(self, lost: HistoryLost) -> None:
+        raise lost
 
     def close(self) -> None:
         self.closed += 1
@@ -231,10 +251,9 @@ class Planned:
 def planned(monkeypatch: pytest.MonkeyPatch) -> Callable[[Quota | None], Planned]:
     def made(quota: Quota | None) -> Planned:
         log = Planned(quota)
-        slices = sliced(piece(0, 50, (0, 50)), piece(50, 100))
         monkeypatch.setattr(history, "register", lambda spark: None)
         monkeypatch.setattr(history, "Subscription", lambda settings: log)
-        monkeypatch.setattr(history, "planned", lambda of: (slices, ReadPin("http://c", "p", 9)))
+        monkeypatch.setattr(history, "planned", log.plan)
         monkeypatch.setattr(history, "held", log.hold)
         monkeypatch.setattr(history, "_frame", log.frame)
         return log
@@ -263,6 +282,25 @@ def test_what_a_table_has_is_read_from_it_and_the_rest_as_ever(planned: Any) -> 
     history.read(None, LEAST)  # type: ignore[arg-type]
     assert log.taken == [log.found]
     assert log.parts == [Parts([], [OffsetRange("t", 0, 60, 100)])]
+
+
+def test_what_the_log_has_no_more_is_read_from_the_table_or_named(planned: Any) -> None:
+    log = planned(None)
+    log.older = [Missing("t", 0, 0, 50)]
+    log.found = [of_table((0, 0, 60))]
+    history.read(None, LEAST)  # type: ignore[arg-type]
+    assert log.taken == [log.found]
+    assert log.parts == [Parts([], [OffsetRange("t", 0, 60, 100)])]
+    log.held.clear()
+    for found, said in (
+        ([of_table((0, 10, 60))], "Neither the log nor.*: t-0 offsets 0 to 9"),
+        ([of_table((0, 0, 60), left_out=True)], "Neither the log nor.*: t-0 offsets 0 to 49"),
+        ([], "The log does not hold: t-0 offsets 0 to 49"),
+    ):
+        log.found = found
+        with pytest.raises(HistoryLost, match=said):
+            history.read(None, LEAST)  # type: ignore[arg-type]
+        assert not log.held
 
 
 def test_a_table_is_not_read_where_a_quota_binds(planned: Any) -> None:

@@ -306,7 +306,8 @@ class TopicTable:
         do; None: a reader is better off with the log.
 
         The rows of a table are the topic's records unless somebody else has deleted or added some,
-        or has renamed a column that is in older files by another name.
+        or has renamed a column that is in older files by another name. What lies before a gap of
+        the table stands for nothing.
         """
         assert self._table is not None, "the table is open"
         table, state = self._table, table_state(self._table)
@@ -321,9 +322,11 @@ class TopicTable:
             return None
         if not _keeps_names(table, self._shape.schema.names):
             return None
-        spans = {}
+        spans, gaps = {}, dict[int, int]()
+        for partition, _, end in state.gaps:
+            gaps[partition] = max(end, gaps.get(partition, 0))
         for partition, (start, end) in wanted.items():
-            first = max(start, uniform.first.get(partition, end))
+            first = max(start, uniform.first.get(partition, end), gaps.get(partition, 0))
             stop = min(end, state.offsets.get(partition, 0))
             if first < stop:
                 spans[partition] = (first, stop)

@@ -377,9 +377,12 @@ def test_what_the_log_has_deleted_is_a_gap_that_is_named(world: World) -> None:
         world.append(topic)
         world.pack()
     world.log.catalog.trim({(topic.id, 0): 10}).result()
-    world.advance(world.broker(), topic)
+    broker = world.broker()
+    world.advance(broker, topic)
     assert world.places() == [(0, at) for at in (0, 1, 2, 3, 10, 11)]
     assert table_state(world.table()).gaps == ((0, 4, 10),)
+    broker.table(topic).open()
+    assert broker.table(topic).native({0: (0, 12)}).spans == {0: (10, 12)}
 
 
 def test_a_log_that_went_back_in_time_is_refused(world: World) -> None:
