@@ -9,6 +9,7 @@ Where spans go is said by OpenTelemetry's own variables, such as OTEL_EXPORTER_O
 leave in batches, from a thread; what cannot be sent is dropped. Needs the extra `otel`.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -90,6 +91,8 @@ def _exporting() -> "SpanProcessor":
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
+    # Where the collector is away, a line for each batch that is dropped says so; not each attempt.
+    logging.getLogger("opentelemetry.exporter.otlp").setLevel(logging.ERROR)
     return BatchSpanProcessor(OTLPSpanExporter())
 
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.ports import free_port
 
 from catchwater.broker.traces import MOST_LINKS, MOST_REQUESTS, ChunkTraces
 from catchwater.broker_config import LogConfig
@@ -162,6 +163,19 @@ def test_who_asks_for_traces_without_the_extra_is_told_so(monkeypatch: pytest.Mo
     with pytest.raises(ConfigError, match="not installed") as error:
         Traces("catchwater-test", {})
     assert error.value.hint == "pip install 'catchwater[otel]'"
+
+
+def test_a_collector_that_is_away_is_one_line_a_batch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "3")
+    traces = Traces("catchwater-test", {})
+    traces.span("chunk", 1, 2, {})
+    traces.close()
+    told = [each for each in caplog.records if each.name.startswith("opentelemetry.exporter")]
+    assert [each.levelname for each in told] == ["ERROR"]
 
 
 def test_who_asks_for_none_has_nothing_of_it_imported() -> None:
