@@ -192,8 +192,15 @@ def commit(bootstrap: str, offset: int) -> None:
     consumer.close()
 
 
-@pytest.mark.parametrize("is_restarted", [False, True])
-@pytest.mark.parametrize("way", ["topic", "records"])
+@pytest.mark.parametrize(
+    ("way", "is_restarted"),
+    [
+        ("topic", False),
+        ("records", True),
+        pytest.param("topic", True, marks=pytest.mark.slow),
+        pytest.param("records", False, marks=pytest.mark.slow),
+    ],
+)
 def test_a_full_disk_is_freed_through_kafkas_own_requests(
     make_broker, small_disk, way, is_restarted
 ):

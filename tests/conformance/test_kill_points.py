@@ -8,7 +8,7 @@ included; the rest of the points are plain times. After each restart the produce
 not answered, with the sequence numbers it had. Packing, WAL rolls and catalog commits run at a pace
 that makes the points hit them too. Every tenth restart, and at the end, everything is read.
 
-POINTS (40) says how many points; `make kill-points` takes 300.
+POINTS (24) says how many points; `make kill-points` takes 300.
 """
 
 import base64
@@ -27,7 +27,7 @@ import pytest
 from tests.conformance.killing import PATIENCE_S, Broker, Tracer, trace
 from tests.conformance.loads import Committer, Producer, Transactor, create_topics
 
-POINTS = int(os.environ.get("POINTS", "40"))
+POINTS = int(os.environ.get("POINTS", "24"))
 AT_A_TIME = 0.25
 """The share of points that are times, not calls."""
 VERIFY_EVERY = 10

@@ -256,8 +256,15 @@ def broker_alone(make_broker) -> BrokerProcess:
     return make_broker(SETTINGS)
 
 
-@pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize(
+    ("protocol", "static"),
+    [
+        ("classic", False),
+        ("consumer", True),
+        pytest.param("classic", True, marks=pytest.mark.slow),
+        pytest.param("consumer", False, marks=pytest.mark.slow),
+    ],
+)
 def test_members_outlive_a_broker_that_is_killed(broker_alone, protocol, static) -> None:
     at, topic = broker_alone.bootstrap, f"{protocol}-{static}"
     kill_alone(
