@@ -35,7 +35,7 @@ import catchwater
 ROOT = Path(__file__).parent.parent
 SRC = str(Path(catchwater.__file__).parent) + "/"
 ROUNDS = int(os.environ.get("ROUNDS", "30"))
-START_S = 60.0
+START_S = 180.0
 
 PIPELINE = """[pipeline]
 name = "hops"
