@@ -170,12 +170,12 @@ def run(
     spark = _spark(spark_python, spark_jars)
     if spark and DRILLS[name].needs_spark and not DRILLS[name].any_job:
         raise NoSuchDrill(f"A plain Spark job cannot be put through {name}: it has nothing of it.")
-    asked = EvidenceCollector(results / "evidence") if report or open_ else None
+    asked = _collector(results, report, show=open_)
     found = _run([DRILLS[name]], platform, budget, results, shape, spark, asked)
     for each in found:
         typer.echo(as_json_line(each)) if as_json else _print(each)
     if asked is not None and found:
-        _report(asked, results, report or results / "readiness.html", show=open_)
+        _report(asked, results, report, show=open_)
     _leave(found)
 
 
@@ -195,12 +195,15 @@ def all_(
     late: Late = 0.001,
     allow: Allow = None,
     yes_really: YesReally = None,
+    report: ReportFile = None,
+    open_: Open = False,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Run every drill that the platform can be put through, one after the other.
 
-    With --json the last line is {"drills": [{"name", "verdict", …}]}. Exit 0, 3 or 4.
+    With --json the last line is {"drills": [{"name", "verdict", …}]}. Exit 0, 3 or 4. The report is
+    that of the pipeline that was drilled last, with all results.
     """
     from catchwater.drill.catalogue import DRILLS
 
@@ -210,7 +213,8 @@ def all_(
     fitting = [
         each for each in DRILLS.values() if _fits(each, on, brokers, plain=spark is not None)
     ]
-    found = _run(fitting, platform, budget, results, shape, spark)
+    asked = _collector(results, report, show=open_)
+    found = _run(fitting, platform, budget, results, shape, spark, asked)
     if as_json:
         typer.echo(as_json_line({"drills": [_summary(each) for each in found]}))
     else:
@@ -219,6 +223,8 @@ def all_(
             [(r.drill, r.verdict, r.restore_s, r.estimate_s, r.seconds) for r in found],
             as_json=False,
         )
+    if asked is not None and found:
+        _report(asked, results, report, show=open_)
     _leave(found)
 
 
@@ -268,6 +274,11 @@ def _run(
     return found
 
 
+def _collector(results: Path, report: Path | None, *, show: bool) -> "EvidenceCollector | None":
+    """What asks a drilled pipeline for its report, if one is wanted."""
+    return EvidenceCollector(results / "evidence") if report or show else None
+
+
 class EvidenceCollector:
     """What the drilled pipeline and its log said before they were undone."""
 
@@ -293,14 +304,15 @@ class EvidenceCollector:
         self.found.append((replace(pipeline, **there), platform))
 
 
-def _report(asked: EvidenceCollector, results: Path, out: Path, *, show: bool) -> None:
-    """The report of it, with every result there is, and shown where there is a browser."""
+def _report(asked: EvidenceCollector, results: Path, file: Path | None, *, show: bool) -> None:
+    """Of what was drilled last, with every result there is, and shown where there is a browser."""
     import webbrowser
 
     from catchwater.cli.readiness import report_on
     from catchwater.drill.page import page
 
-    report = report_on(asked.found, results)
+    out = file or results / "readiness.html"
+    report = report_on(asked.found[-1:], results)
     out.write_text(page(report), encoding="utf-8")
     shown = show and webbrowser.open(out.absolute().as_uri())
     talk(

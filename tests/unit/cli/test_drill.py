@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
-from catchwater.drill.catalogue import DRILLS
+from catchwater.drill.catalogue import DRILLS, Drill
+from catchwater.drill.conduct import DrillRun
+from catchwater.drill.readiness import PipelineEvidence, PlatformEvidence
+from catchwater.drill.result import Budget, Result
 
 PLATFORM = (
     'name = "{name}"\nbootstrap = "127.0.0.1:1"\nkill = ["touch", "{touched}"]\nstart = ["x"]\n'
@@ -38,6 +41,46 @@ def test_a_dry_run_prints_the_blast_radius_and_does_nothing(
     assert answer.code == 0
     assert DRILLS["kill-driver"].blast_radius in answer.err
     assert not results.exists()
+
+
+@pytest.mark.parametrize("words", [("run", "replace-broker"), ("all",)], ids=" ".join)
+@pytest.mark.parametrize("shows", [False, True])
+def test_a_report_is_of_what_was_drilled_last_with_all_results(
+    catchwater: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: Any, shows: bool
+) -> None:
+    drilled: list[str] = []
+    shown: list[str] = []
+
+    def conduct(drill: Drill, budget: Budget, wanted: DrillRun) -> Result:
+        wanted.ask(tmp_path / f"{drill.name}.toml")
+        drilled.append(drill.name)
+        return Result(
+            drill.name, "here", "pass", [], drill.hypothesis, drill.blast_radius, [], [], None,
+            1_790_000_000_000 + len(drilled), 1.0,
+        )  # fmt: skip
+
+    def asked_of(file: Path) -> tuple[PipelineEvidence, PlatformEvidence]:
+        file.touch()
+        return (
+            PipelineEvidence(name=file.stem, file=str(file)),
+            PlatformEvidence(name="here", ours=True),
+        )
+
+    monkeypatch.setattr("catchwater.drill.conduct.conduct", conduct)
+    monkeypatch.setattr("catchwater.cli.readiness.asked_of", asked_of)
+    monkeypatch.setattr("catchwater.cli.drill._check_spark", lambda: None)
+    monkeypatch.setattr("webbrowser.open", lambda url: shown.append(url) or True)
+    results = tmp_path / "results"
+    file = results / "readiness.html" if shows else tmp_path / "report.html"
+    asked = ["--open"] if shows else ["--report", file]
+    told = catchwater("drill", *words, *asked, "--results", results)
+    assert told.code == 0, told.err
+    assert len(drilled) == 1 if words[0] == "run" else len(drilled) > 8
+    assert shown == ([file.absolute().as_uri()] if shows else [])
+    page = file.read_text()
+    assert f"{drilled[-1]}.toml" in page
+    assert not any(f"{each}.toml" in page for each in drilled[:-1])
+    assert all(each in page for each in drilled), "every result"
 
 
 @pytest.mark.parametrize("name", ["staging", "prod"])
