@@ -13,6 +13,7 @@ import pytest
 from examples import fraud_routing
 from tests.e2e.conftest import PATIENCE_S
 from tests.e2e.test_examples import COMMAND, PARTITIONS, ROOT, counted, rows, times
+from tests.spark_cluster import QUICK
 
 from catchwater import Kafka, Pipeline, Topic
 from catchwater.clock import SYSTEM
@@ -70,7 +71,9 @@ def test_a_notebooks_pipeline_goes_on_from_the_command_line(broker: Any, tmp_pat
     # From another folder: paths are meant from the script.
     script = subprocess.run(
         [sys.executable, str(tmp_path / "notebook.py")],
-        env=os.environ | {"BOOTSTRAP": broker.bootstrap, "PYSPARK_PYTHON": sys.executable},
+        env=os.environ
+        | {"BOOTSTRAP": broker.bootstrap, "PYSPARK_PYTHON": sys.executable}
+        | {"PYSPARK_SUBMIT_ARGS": f"--driver-java-options '{QUICK}' pyspark-shell"},
         cwd=tmp_path.parent,
         capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip

@@ -81,7 +81,7 @@ def test_a_killed_driver_is_started_again_and_each_row_is_written_once(
     supervise: Callable[[str], Supervised],
 ) -> None:
     run = supervise("watched")
-    run.start("--available-now", epoch_events=600)  # many: it must not end before it is killed
+    run.start("--available-now", epoch_events=1500)  # eight: it must not end before it is killed
     run.wait_until(lambda: run.pipeline.is_planned(2))
     killed = run.driver
     os.kill(killed, signal.SIGKILL)
