@@ -215,7 +215,7 @@ def by_librdkafka(bootstrap: str, topic: str, starts: Mapping[int, int], committ
     with contextlib.closing(client):
         while left:
             assert time.monotonic() < deadline, f"not at the end of {topic} {sorted(left)}"
-            for message in client.consume(1000, 0.5):
+            for message in client.consume(1000, 0.1):
                 if message.error() is None:
                     rows[message.partition()].append(_of_message(message))
                 else:

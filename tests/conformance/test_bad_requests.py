@@ -246,7 +246,7 @@ def test_whatever_is_acknowledged_is_read_to_the_end(
     offsets: list[int] = []
     deadline = time.monotonic() + 60
     while len(offsets) < wanted and time.monotonic() < deadline:
-        offsets += [message.offset() for message in consumer.consume(500, 1.0)]
+        offsets += [message.offset() for message in consumer.consume(500, 0.1)]
     consumer.close()
     assert offsets == list(range(wanted))
 

@@ -49,7 +49,7 @@ def consumed(bootstrap: str, count: int) -> list[bytes]:
     values: list[bytes] = []
     deadline = time.monotonic() + DEADLINE_S
     while len(values) < count and time.monotonic() < deadline:
-        values += [message.value() for message in consumer.consume(500, 1.0)]
+        values += [message.value() for message in consumer.consume(500, 0.1)]
     consumer.close()
     return values
 

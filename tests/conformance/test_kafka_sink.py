@@ -92,7 +92,7 @@ class World:
             consumer.assign([TopicPartition(self.topic, p, 0) for p in (0, 1)])
             found, ended = [], set[int]()
             while len(ended) < 2:
-                for message in consumer.consume(100, timeout=1):
+                for message in consumer.consume(100, timeout=0.1):
                     partition = message.partition()
                     if not message.error():
                         found.append(message)

@@ -133,7 +133,7 @@ def test_librdkafka_logs_in_and_gets_back_what_it_wrote(secured: Secured, mechan
     values: list[bytes] = []
     deadline = time.monotonic() + DEADLINE_S
     while len(values) < 2_000 and time.monotonic() < deadline:
-        values += [message.value() for message in consumer.consume(500, 1.0)]
+        values += [message.value() for message in consumer.consume(500, 0.1)]
     consumer.close()
     assert values == [b"v%d" % number for number in range(2_000)]
 
@@ -640,7 +640,7 @@ def test_what_is_refused_and_changed_is_in_the_trail_and_in_its_topic(secured: S
     while "CreateTopics" not in found and time.monotonic() < deadline:
         found |= {
             msgspec.json.decode(message.value())["action"]
-            for message in consumer.consume(500, 1.0)
+            for message in consumer.consume(500, 0.1)
             if message.error() is None
         }
     consumer.close()

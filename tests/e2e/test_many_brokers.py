@@ -152,7 +152,7 @@ def read_all(bootstrap: str, topic: str, **settings: object) -> dict[str, tuple[
     deadline = time.monotonic() + PATIENCE_S
     while len(ended) < PARTITIONS:
         assert time.monotonic() < deadline, f"only {sorted(ended)} were read to their end: {errors}"
-        for message in consumer.consume(500, 0.5):
+        for message in consumer.consume(500, 0.1):
             error = message.error()
             if error is None:
                 value = message.value().decode()

@@ -110,7 +110,7 @@ def by_librdkafka(broker, offset):
     deadline = time.monotonic() + DEADLINE_S
     with contextlib.closing(client):
         while time.monotonic() < deadline:
-            for message in client.consume(1000, 1.0):
+            for message in client.consume(1000, 0.1):
                 if message.error() is None:
                     value = message.value()
                     rows.append((message.offset(), message.key().decode(), value.decode()))

@@ -44,7 +44,7 @@ def read(client, count):
     records = []
     deadline = time.monotonic() + DEADLINE_S
     while len(records) < count and time.monotonic() < deadline:
-        for message in client.consume(10_000, 1.0):
+        for message in client.consume(10_000, 0.1):
             assert message.error() is None, message.error()
             records.append((message.offset(), message.key().decode(), message.value().decode()))
     return records
@@ -131,7 +131,7 @@ def test_a_subscribed_consumer_goes_on_after_a_restart(make_broker, wanted):
     started_s = time.monotonic()
     offsets = []
     while len(offsets) < 10 and time.monotonic() < started_s + DEADLINE_S:
-        offsets += [m.offset() for m in client.consume(10, 1.0) if m.error() is None]
+        offsets += [m.offset() for m in client.consume(10, 0.1) if m.error() is None]
     assert offsets == list(range(100, 110))
     client.close()
 

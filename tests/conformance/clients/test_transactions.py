@@ -52,7 +52,7 @@ def read(
     values, ends, deadline = [], set(), time.monotonic() + DEADLINE_S
     while len(ends) < partitions:
         assert time.monotonic() < deadline, (values, ends)
-        for message in client.consume(1000, 0.5):
+        for message in client.consume(1000, 0.1):
             if message.error() is None:
                 values.append(message.value())
             else:
