@@ -124,7 +124,7 @@ def test_codecs_that_do_not_exist_are_named(codec: int) -> None:
 
 
 BOMBS = """
-import gzip, resource, zlib
+import gzip, zlib
 import cramjam, lz4.frame
 from catchwater.wire.codecs import Codec, CodecError, DecompressionBomb, decompress
 
@@ -137,6 +137,10 @@ parts = [lz.begin()]
 for _ in range(256):
     zstd.compress(zeros)
     parts += [lz.compress(zeros)]
+def peak_kib():
+    # Of this program alone: ru_maxrss begins with what the parent had.
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
 gzipped = b"".join(flat.compress(zeros) for _ in range(256)) + flat.flush()
 unsized = cramjam.zstd.Compressor()
 unsized.compress(zeros)
@@ -155,14 +159,14 @@ bombs = {
     "zstd, many frames, no size": (Codec.ZSTD, bytes(unsized.finish()) * 256),
 }
 for name, (codec, bomb) in bombs.items():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_kib()
     try:
         decompress(codec, bomb, max_bytes=CAP)
     except DecompressionBomb:
         pass
     else:
         raise SystemExit(f"{name} was not refused")
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    grown = peak_kib() - before
     if grown * 1024 > CAP + 12 * MIB:
         raise SystemExit(f"{name} took {grown} KiB")
 """
