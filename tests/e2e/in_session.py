@@ -92,7 +92,14 @@ class Pipeline:
         upkeep.sweep()
         opened.close()
         if failure is not None:
-            raise writer.failure or cause(str(failure), _traces_of(self.folder, since_ms))
+            raise writer.failure or cause(str(failure), self._traces(since_ms))
+
+    def _traces(self, since_ms: int) -> Traces:
+        """Where the shared session's processes note what happens to them: none are this one's
+        where it runs without Spark.
+        """
+        scratch = os.environ.get(workers.FOLDER) if self.spark else None
+        return Traces(self.folder / "spark.log", Path(scratch) if scratch else None, since_ms)
 
     @property
     def committed(self) -> int:
@@ -102,12 +109,6 @@ class Pipeline:
         """The objects of its state logs, by name."""
         found = (self.checkpoint / "catchwater" / "state").rglob("*")
         return sorted((p for p in found if p.is_file()), key=lambda p: p.name)
-
-
-def _traces_of(folder: Path, since_ms: int) -> Traces:
-    """Where the shared session's processes note what happens to them."""
-    scratch = os.environ.get(workers.FOLDER)
-    return Traces(folder / "spark.log", Path(scratch) if scratch else None, since_ms)
 
 
 class HereQuery:
