@@ -60,7 +60,7 @@ _READER_OPTIONS = {
 }
 _PATTERN_SIGN = re.compile(r"[\\{}\[\]*?]")
 
-FROM_TABLE, _STARTING = "table", "startingoffsets"
+_FROM_TABLE, _STARTING = "table", "startingoffsets"
 _NOWHERE = "Neither the log nor, as it is asked for, the topic's table holds"
 _PLACED = ("subscribe", "subscribepattern", "assign", RANGES.lower())
 _POSITIONED = ("starting", "ending")
@@ -126,7 +126,7 @@ def release(frame: DataFrame) -> None:
 def _from_the_table(options: Mapping[str, str]) -> Mapping[str, str]:
     """The options with the offsets that `table` stands for, as where to start."""
     name = next((each for each in options if each.lower() == _STARTING), "")
-    if not name or options[name] != FROM_TABLE:
+    if not name or options[name] != _FROM_TABLE:
         return options
     others = {each: value for each, value in options.items() if each != name}
     with closing(Subscription(loaded(others))) as subscription:

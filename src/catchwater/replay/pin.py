@@ -68,7 +68,7 @@ def planned(
         slices = subscription.slices(wanted)
         held = _firsts(slices)
         if older:
-            held = subscription.begins((each.topic, each.partition) for each in older) | held
+            held = subscription.earliest((each.topic, each.partition) for each in older) | held
         control_url = subscription.control_url() if held and lease_ms else None
         if control_url is None:
             return slices, None

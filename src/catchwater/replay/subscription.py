@@ -109,13 +109,11 @@ class Subscription:
         """Where a batch query ends."""
         return self._resolve(self.options.ending or Position(LATEST), "ending")
 
-    def earliest(self) -> Offsets:
-        """The offsets at which all partitions begin now."""
-        return self.begins(self.partitions())
-
-    def begins(self, partitions: Iterable[TopicPartition]) -> Offsets:
-        """The offsets at which these partitions begin now."""
-        return self._list(dict.fromkeys(partitions, EARLIEST))
+    def earliest(self, partitions: Iterable[TopicPartition] | None = None) -> Offsets:
+        """The offsets at which these partitions begin now; all of them, if none are named."""
+        return self._list(
+            dict.fromkeys(self.partitions() if partitions is None else partitions, EARLIEST)
+        )
 
     def latest(self) -> Offsets:
         """The ends of all partitions now, new ones among them."""
@@ -247,7 +245,7 @@ class Subscription:
 
     def before_start(self, wanted: Sequence[OffsetRange]) -> list[Missing]:
         """What of these offsets lies before where the log begins now."""
-        firsts = self.begins((each.topic, each.partition) for each in wanted)
+        firsts = self.earliest((each.topic, each.partition) for each in wanted)
         return [
             Missing(*each[:3], min(each.end, firsts[each.topic, each.partition]))
             for each in wanted

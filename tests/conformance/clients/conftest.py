@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator
 import pytest
 
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
-RECORDS = 20_000
-"""Two megabytes: more than a client takes or gives at once."""
+RECORDS = 100_000
 
 
 def expected() -> list[tuple[str, str]]:

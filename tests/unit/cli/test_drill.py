@@ -44,9 +44,14 @@ def test_a_dry_run_prints_the_blast_radius_and_does_nothing(
 
 
 @pytest.mark.parametrize("words", [("run", "replace-broker"), ("all",)], ids=" ".join)
-@pytest.mark.parametrize("shows", [False, True])
+@pytest.mark.parametrize(("shows", "has_browser"), [(False, True), (True, True), (True, False)])
 def test_a_report_is_of_what_was_drilled_last_with_all_results(
-    catchwater: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: Any, shows: bool
+    catchwater: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: Any,
+    shows: bool,
+    has_browser: bool,
 ) -> None:
     drilled: list[str] = []
     shown: list[str] = []
@@ -59,6 +64,10 @@ def test_a_report_is_of_what_was_drilled_last_with_all_results(
             1_790_000_000_000 + len(drilled), 1.0,
         )  # fmt: skip
 
+    def show(url: str) -> bool:
+        shown.append(url)
+        return has_browser
+
     def asked_of(file: Path) -> tuple[PipelineEvidence, PlatformEvidence]:
         file.touch()
         return (
@@ -69,7 +78,7 @@ def test_a_report_is_of_what_was_drilled_last_with_all_results(
     monkeypatch.setattr("catchwater.drill.conduct.conduct", conduct)
     monkeypatch.setattr("catchwater.cli.readiness.asked_of", asked_of)
     monkeypatch.setattr("catchwater.cli.drill._check_spark", lambda: None)
-    monkeypatch.setattr("webbrowser.open", lambda url: shown.append(url) or True)
+    monkeypatch.setattr("webbrowser.open", show)
     results = tmp_path / "results"
     file = results / "readiness.html" if shows else tmp_path / "report.html"
     asked = ["--open"] if shows else ["--report", file]
@@ -77,6 +86,7 @@ def test_a_report_is_of_what_was_drilled_last_with_all_results(
     assert told.code == 0, told.err
     assert len(drilled) == 1 if words[0] == "run" else len(drilled) > 8
     assert shown == ([file.absolute().as_uri()] if shows else [])
+    assert ("which no browser here shows" in told.err) == (shows and not has_browser)
     page = file.read_text()
     assert f"{drilled[-1]}.toml" in page
     assert not any(f"{each}.toml" in page for each in drilled[:-1])
