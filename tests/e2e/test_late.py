@@ -19,7 +19,7 @@ from tests.unit.pipeline.operators.test_windowed import Visit, sessions_of
 from catchwater.wire.client import Client
 
 PARTITIONS = 3
-VISITS = 700
+VISITS = 1_200
 EPOCH_EVENTS = 60
 FUTURE = 3
 YEAR_2100 = 4_102_444_800_000

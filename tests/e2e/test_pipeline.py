@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.e2e.conftest import PipelineHere
 
 from catchwater.demo.card_risk import CardRisk, Txn
 from catchwater.drill.rows import canonical
@@ -51,28 +50,27 @@ def test_a_driver_killed_again_and_again_still_writes_each_row_once(
 
 
 def test_killed_at_every_turn_a_pipeline_still_writes_each_row_once(
-    make_pipeline: Callable[[str], Any], spark: Any
+    make_pipeline: Callable[[str], Any],
 ) -> None:
     pipeline = make_pipeline("battered")
 
     # The driver dies between the sink's commit and Spark's; the machine's local state is lost.
     pipeline.start()
-    pipeline.wait_until(lambda: pipeline.is_written(3))
+    pipeline.wait_until(lambda: pipeline.is_written(6))
     pipeline.kill()
     pipeline.lose_local_state()
 
     # A Python worker dies: Spark tries the task again, nobody notices.
     pipeline.start()
-    pipeline.wait_until(lambda: pipeline.is_planned(5))
+    pipeline.wait_until(lambda: pipeline.is_planned(8))
     for worker in pipeline.python_workers()[:2]:
         os.kill(worker, signal.SIGKILL)
-    pipeline.wait_until(lambda: pipeline.committed >= 6)
+    pipeline.wait_until(lambda: pipeline.committed >= 9)
     assert pipeline.stop() == 0, pipeline.log
 
     # Spark's last commit file is lost: the epoch runs again, under its own name.
     before = pipeline.rows
     pipeline.delete_last_commit()
-    here = PipelineHere.like(pipeline, spark)
-    assert here.run_to_end(epoch_events=3000) == 0, pipeline.log
+    assert pipeline.run_to_end() == 0, pipeline.log
     assert before <= pipeline.rows
     assert pipeline.rows == pipeline.cards.expected

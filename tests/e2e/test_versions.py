@@ -336,7 +336,7 @@ def test_a_fresh_machine_goes_on_from_a_bucket_in_twice_the_shards(
     told = tally.type("savepoint", "restore", file, "move", "--claim", "--yes", "--json")
     assert told["shards"] == 8
     tally.type("pipeline", "upgrade", file, "--to", "2", "--yes")
-    tally.run()
+    tally.run(spark=True)
     assert tally.rows() == model(3 * HALF, lambda _, n: 1 if n < 2 * HALF else 2)
     # It was claimed: once the pipeline has gone on, it is gone.
     names = [each["name"] for each in tally.type("savepoint", "list", file, "--json")]
