@@ -60,7 +60,7 @@ unit: $(STAMP)   ## pure code only (seconds)
 	$(BIN)/python -m pytest -q tests/unit
 
 test: $(STAMP)   ## every test a newcomer should run (minutes; real clients, real Spark)
-	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=20 --durations-min=8 $(TESTS)
+	$(BIN)/python -m tests.again -m "not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=20 --durations-min=8 $(TESTS)
 
 slow: $(STAMP)   ## the long forms of the tests, which `make test` leaves out
 	$(BIN)/python -m pytest -m slow $(TESTS)

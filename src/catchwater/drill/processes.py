@@ -118,6 +118,10 @@ class Child:
                 raise self._stuck(f"has not {what} within {timeout_s:.0f} s")
             self._clock.pause(POLL_S)
 
+    def said(self) -> list[str]:
+        """The lines of its log."""
+        return self._log.read_text(errors="replace").strip().splitlines()
+
     def _signal(self, number: signal.Signals) -> None:
         try:
             os.killpg(self._process.pid, number)
@@ -135,6 +139,6 @@ class Child:
 
     def _last_line(self) -> str:
         """The child's error if it named one, else the last thing it said."""
-        lines = self._log.read_text(errors="replace").strip().splitlines()
+        lines = self.said()
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
         return (errors or lines or ["it said nothing"])[-1]
