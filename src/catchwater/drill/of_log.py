@@ -34,7 +34,7 @@ _READ_S = 5.0
 """How long they read at least, again from the beginning where they get to the end before."""
 
 _READ_ALL = """
-import sys, json, time
+import json, os, sys, time
 from pathlib import Path
 from catchwater.drill.rows import ends_of
 from catchwater.wire.arrow import place
@@ -51,6 +51,7 @@ def read_all(client, topic, ends):
     return read
 
 bootstrap, topic, begins, least_s = sys.argv[1:]
+os.nice(10)
 with Client(bootstrap) as client:
     ends = ends_of(client, topic)
     print("ready", flush=True)
@@ -174,7 +175,8 @@ def cold_replay(scene: Scene) -> None:
 def _reader(scene: Scene, number: int, begins: Path) -> Child:
     """A reader of the history, ready to begin once that file is there.
 
-    Its start is over by then: it would take more of a small machine than the reading does.
+    It stands for another machine: its start, which would take more of a small one than the reading
+    does, is over by then, and where it runs beside the log it leaves the processor to that.
     """
     child = Child(
         f"reader-{number}",

@@ -4,11 +4,16 @@ An object is written to a file in `.incoming`, synced, and only then given its n
 link, which fails if the name exists); the directories above it are synced too. Files that a killed
 process leaves in `.incoming` are invisible, and deleted by an open a day later. Relies on POSIX
 rename and link within one file system; does not cache (the page cache does).
+
+The write-ahead log is often on the same disk, and an acknowledgement waits for its sync. So a large
+object is synced piece by piece, with a pause after each: the sync of a whole segment holds all
+others up until it is over.
 """
 
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 
 from catchwater.clock import SYSTEM, Clock
@@ -29,6 +34,9 @@ from catchwater.room import NO_DESCRIPTORS, NO_SPACE
 _INCOMING = ".incoming"
 _ABANDONED_MS = 24 * 3600 * 1000
 _MAX_PARTS = 1024  # IOV_MAX on Linux
+PIECE_BYTES = 1 << 20
+"""How much of a file is written before it is synced."""
+_LONGEST_PAUSE_S = 0.05
 
 
 class LocalStore:
@@ -183,18 +191,31 @@ def _named(path: Path, done: str) -> Iterator[None]:
 
 def _write_all(descriptor: int, parts: Sequence[Buffer]) -> int:
     """Write the parts in as few calls as the system allows; return their size."""
-    pending = [memoryview(part).cast("B") for part in parts if len(part)]
+    views = (memoryview(part).cast("B") for part in parts)
+    pending = [v[at : at + PIECE_BYTES] for v in views for at in range(0, len(v), PIECE_BYTES)]
     total = sum(map(len, pending))
-    while pending:
-        written = os.writev(descriptor, pending[:_MAX_PARTS])
-        done = 0
-        while done < len(pending) and written >= len(pending[done]):
-            written -= len(pending[done])
-            done += 1
-        pending = pending[done:]
+    first, unsynced = 0, 0
+    while first < len(pending):
+        if unsynced >= PIECE_BYTES:
+            _sync_and_pause(descriptor)
+            unsynced = 0
+        ends = accumulate(map(len, pending[first : first + _MAX_PARTS]), initial=unsynced)
+        count = sum(end <= PIECE_BYTES for end in ends) - 1
+        written = os.writev(descriptor, pending[first : first + max(1, count)])
+        unsynced += written
+        while first < len(pending) and written >= len(pending[first]):
+            written -= len(pending[first])
+            first += 1
         if written:
-            pending[0] = pending[0][written:]
+            pending[first] = pending[first][written:]
     return total
+
+
+def _sync_and_pause(descriptor: int) -> None:
+    """Leave the disk to others for as long as it was needed here."""
+    began_s = SYSTEM.monotonic_s()
+    os.fdatasync(descriptor)
+    SYSTEM.pause(min(SYSTEM.monotonic_s() - began_s, _LONGEST_PAUSE_S))
 
 
 def sync_folder(directory: Path) -> None:

@@ -1,5 +1,6 @@
 """What handlers ask of the broker itself."""
 
+import gc
 import json
 from dataclasses import replace
 from typing import Any
@@ -8,8 +9,10 @@ import pytest
 
 from catchwater.broker.broker import Broker
 from catchwater.broker.control.app import create_app
+from catchwater.broker.main import _collect_seldom
 from catchwater.broker.quotas import Quota
 from catchwater.catalog.rows import BrokerRow
+from catchwater.clock import ManualClock
 
 
 def row(number: int) -> BrokerRow:
@@ -74,3 +77,26 @@ async def test_grants_are_given_and_counted(broker: Broker) -> None:
 async def test_a_grant_of_nothing_is_refused(broker: Broker, body: Any) -> None:
     status, answer = await asked(broker, body)
     assert (status, answer["error"]) == (400, "INVALID_BODY")
+
+
+async def test_nobody_waits_for_a_collection_of_all_that_was_imported() -> None:
+    collected, imported = [], list[list[int]]()
+
+    def note(phase: str, told: dict[str, int]) -> None:
+        if phase == "start" and told["generation"] == 2:
+            collected.append(len(imported))
+
+    class Importing(ManualClock):
+        async def sleep(self, seconds: float) -> None:
+            imported.extend([number] for number in range(10_000))
+
+    thresholds = gc.get_threshold()
+    gc.callbacks.append(note)
+    try:
+        await _collect_seldom(Importing())
+        assert collected == [0], "once, and before"
+        assert not any(each is imported for each in gc.get_objects()), "it is frozen as well"
+    finally:
+        gc.callbacks.remove(note)
+        gc.unfreeze()
+        gc.set_threshold(*thresholds)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from catchwater.objects.base import ObjectMissing, StoreError, StoreFull, StoreUnavailable
-from catchwater.objects.local import LocalStore
+from catchwater.objects.local import PIECE_BYTES, LocalStore
 
 DAY_S = 24 * 3600
 
@@ -106,6 +106,31 @@ def test_the_file_is_synced_before_it_is_named_and_the_name_after(
         ("name", f"{root}/x/y/z"),
         ("sync", f"{root}/x/y"),
     ]
+
+
+@pytest.mark.parametrize("sizes", [[5 * PIECE_BYTES + 7], [100_000] * 53, [3, 2 * PIECE_BYTES, 0]])
+def test_others_never_wait_for_the_sync_of_more_than_a_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: list[int]
+) -> None:
+    unsynced, syncs = [0], []
+    writev, fdatasync, fsync = os.writev, os.fdatasync, os.fsync
+
+    def written(descriptor: int, parts: list[memoryview]) -> int:
+        unsynced[0] += (size := writev(descriptor, parts))
+        return size
+
+    def synced(sync: Callable[[int], None], descriptor: int) -> None:
+        syncs.append(unsynced[0])
+        unsynced[0] = 0
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "writev", written)
+    monkeypatch.setattr(os, "fdatasync", lambda descriptor: synced(fdatasync, descriptor))
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced(fsync, descriptor))
+    parts = [os.urandom(size) for size in sizes]
+    assert LocalStore(tmp_path).put("a", parts) == sum(sizes)
+    assert LocalStore(tmp_path).get("a") == b"".join(parts)
+    assert sum(syncs) == sum(sizes) and max(syncs) < 2 * PIECE_BYTES
 
 
 WRITER = """
