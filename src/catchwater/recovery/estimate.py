@@ -24,6 +24,7 @@ Pure but for the files of samples and of the sign of life: time comes as an argu
 read by others.
 """
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -378,9 +379,11 @@ def _rate(measured: Sequence[tuple[int, float]]) -> float | None:
 
 
 def _spread(samples: Sequence[RestoreSample], constants: _Constants) -> float:
-    """Half-width of the error bar, as a share: the worst miss of what was measured."""
-    if not samples:
-        return UNMEASURED_SPREAD
+    """Half-width of the error bar, as a share: the worst miss of what was measured.
+
+    A few that agree say little of the next, so it narrows with the root of their number.
+    """
+    narrowed = max(LEAST_SPREAD, UNMEASURED_SPREAD / math.sqrt(1 + len(samples)))
     rate = constants.records_per_s or DEFAULT_REPLAY_RECORDS_PER_S
 
     def foretold_s(sample: RestoreSample) -> float:
@@ -389,7 +392,7 @@ def _spread(samples: Sequence[RestoreSample], constants: _Constants) -> float:
         return constants.session_s + state_s + records / rate
 
     misses = [abs(foretold_s(each) - each.seconds) / each.seconds for each in samples]
-    return max(LEAST_SPREAD, *misses)
+    return max([narrowed, *misses])
 
 
 # Measuring: the pace of a pipeline that runs, and a restore.

@@ -116,6 +116,17 @@ def test_a_failure_comes_half_a_checkpoint_later_and_at_worst_a_whole_one() -> N
     assert rare.high_s > often.high_s
 
 
+@pytest.mark.parametrize(("count", "spread"), [(0, 0.6), (1, 0.42), (3, 0.3), (5, 0.25), (9, 0.25)])
+def test_the_error_bar_narrows_with_each_restore_that_was_as_foretold(
+    count: int, spread: float
+) -> None:
+    measured = [RestoreSample(1, 10.0, 0, 0.0, 0, 0.0)] * count
+    guess = estimate(measured, state_bytes=0, replay_records=0)
+    assert guess.seconds and guess.low_s is not None and guess.high_s is not None
+    assert 1 - guess.low_s / guess.seconds == pytest.approx(spread, abs=0.005)
+    assert guess.high_s / guess.seconds - 1 == pytest.approx(spread, abs=0.005)
+
+
 def test_the_error_bar_is_as_wide_as_the_worst_miss() -> None:
     samples = [RestoreSample(1, startup, 0, 0.0, 0, 0.0) for startup in (4.0, 5.0, 10.0)]
     guess = estimate(samples, state_bytes=0, replay_records=0)
