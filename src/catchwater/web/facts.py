@@ -36,6 +36,8 @@ from catchwater.wal.base import WalDescription
 T = TypeVar("T")
 
 FRESH_S = 2.0
+_SHARE, _LONGEST_FRESH_S = 0.0025, 5.0
+"""Looking at all partitions takes that share of the time at most, or is as old as that."""
 _NEW_S = 0.2
 """What is not known by its name is looked for again, unless there was a look as lately as that."""
 _LATELY_S = 30.0
@@ -204,11 +206,16 @@ class BrokerFact(NamedTuple):
 
 
 class _Cached(Generic[T]):
-    """The outcome of a look, good for a while; those who ask meanwhile wait for the same one."""
+    """The outcome of a look, good for a while; those who ask meanwhile wait for the same one.
 
-    def __init__(self, clock: Clock, fresh_s: float) -> None:
+    With `longest_s` one that takes long is good for longer, up to that.
+    """
+
+    def __init__(self, clock: Clock, fresh_s: float, longest_s: float = 0.0) -> None:
         self._clock = clock
         self._fresh_s = fresh_s
+        self._longest_s = longest_s
+        self._took_s = 0.0
         self._looking = asyncio.Lock()
         self._at_s = -1e9
         self._value: T | None = None
@@ -216,11 +223,14 @@ class _Cached(Generic[T]):
     async def get(
         self, look: Callable[[T | None], Awaitable[T]], fresh_s: float | None = None
     ) -> T:
-        good_s = self._fresh_s if fresh_s is None else fresh_s
         async with self._looking:
-            if self._value is None or self._clock.monotonic_s() - self._at_s >= good_s:
+            if fresh_s is None:
+                fresh_s = max(self._fresh_s, min(self._took_s / _SHARE, self._longest_s))
+            began_s = self._clock.monotonic_s()
+            if self._value is None or began_s - self._at_s >= fresh_s:
                 self._value = await look(self._value)
                 self._at_s = self._clock.monotonic_s()
+                self._took_s = self._at_s - began_s
             return self._value
 
     def forget(self) -> None:
@@ -239,7 +249,7 @@ class Facts:
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
         self._log = broker.log
-        self._topics: _Cached[_Tally] = _Cached(broker.clock, FRESH_S)
+        self._topics: _Cached[_Tally] = _Cached(broker.clock, FRESH_S, _LONGEST_FRESH_S)
         self._reports: _Cached[list[PipelineStatus]] = _Cached(broker.clock, FRESH_S / 2)
         self._groups: _Cached[list[GroupFact]] = _Cached(broker.clock, 2 * FRESH_S)
         self._wal_age: _Cached[float] = _Cached(broker.clock, FRESH_S)

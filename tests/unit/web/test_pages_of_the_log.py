@@ -2,10 +2,21 @@
 
 from typing import Any
 
+import pytest
+
 from catchwater.catalog.rows import BrokerRow
+from catchwater.clock import ManualClock
 from catchwater.wal.base import WalDescription
 from catchwater.web import of_log
-from catchwater.web.facts import BrokerFact, TableFact, Times, TopicFact
+from catchwater.web.facts import (
+    _LONGEST_FRESH_S,
+    FRESH_S,
+    BrokerFact,
+    TableFact,
+    Times,
+    TopicFact,
+    _Cached,
+)
 from catchwater.web.view import Line, PageQuery, View
 
 NOW_MS = 1_790_000_000_000
@@ -47,6 +58,23 @@ def test_a_topic_that_is_a_table_says_what_the_table_lacks() -> None:
     assert found["ranges that it lacks"].mark == "warn"
     found = lines(shown(TableFact("unknown", False, problem="It cannot be asked.")), "table")
     assert {line.mark for line in found.values()} == {"warn", "unknown"}, "nothing is green"
+
+
+@pytest.mark.parametrize(("takes_ms", "good_ms"), [(1, 2_000), (10, 4_000), (500, 5_000)])
+async def test_a_look_that_takes_long_is_good_for_longer(takes_ms: int, good_ms: int) -> None:
+    clock, looks = ManualClock(), list[int]()
+
+    async def look(before: int | None) -> int:
+        clock.advance(takes_ms)
+        looks.append(takes_ms)
+        return len(looks)
+
+    seen = _Cached[int](clock, FRESH_S, _LONGEST_FRESH_S)
+    assert await seen.get(look) == 1
+    clock.advance(good_ms - 1)
+    assert await seen.get(look) == 1
+    clock.advance(1)
+    assert await seen.get(look) == 2
 
 
 def broker(**changes: Any) -> of_log.BrokersPage:
