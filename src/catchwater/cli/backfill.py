@@ -36,7 +36,9 @@ def backfill(
     ],
     since: Annotated[
         str,
-        typer.Option("--from", metavar="PLACE", help="earliest, an ISO time, or offsets as JSON."),
+        typer.Option(
+            "--from", metavar="PLACE", help="earliest, table, an ISO time, or offsets as JSON."
+        ),
     ] = "earliest",
     until: Annotated[
         str, typer.Option("--to", metavar="PLACE", help="latest, an ISO time, or offsets as JSON.")
@@ -51,7 +53,8 @@ def backfill(
     The pipeline that runs is not disturbed. State begins empty. Each output is written once to the
     file's sinks; name other targets for them in the environment: CATCHWATER_SINK__NAME__TABLE=...
     The first start fixes the range. If a backfill is interrupted, the same command continues it; it
-    says when the backfill is done.
+    says when the backfill is done. What the log has deleted is read from the topic's table; --from
+    table begins where that does.
     """
     from catchwater.clock import SYSTEM
     from catchwater.pipeline.run.backfill import (
@@ -76,8 +79,7 @@ def backfill(
         if not yes:
             question = f"Run {config.name} over {spaced(bounds.records)} records?"
             typer.confirm(question, abort=True, err=True)
-        _pin(config, bounds)
-        begin(config, bounds)
+        begin(config, _pin(config, bounds))
     done, records = progress(config.checkpoint)
     if done < records and not dry_run:
         flags = ["--backfill", label, *(["--quick"] if quick else [])]
@@ -150,23 +152,21 @@ def _begun_or_asked(live: "PipelineConfig", label: str, *, dry_run: bool, yes: b
     import msgspec
 
     from catchwater.clock import SYSTEM
-    from catchwater.pipeline.change.rebuild import tables_of
-    from catchwater.pipeline.run.backfill import backfill_of, begin, begun, resolve
+    from catchwater.pipeline.change.rebuild import all_of_it, tables_of
+    from catchwater.pipeline.run.backfill import backfill_of, begin, begun
 
     config = backfill_of(live, label)
     if begun(config.checkpoint):
         return not dry_run
     tables = tables_of(live, label)
-    found = resolve(config, "earliest", "latest", SYSTEM)
-    bounds = msgspec.structs.replace(found, tables=tables)
+    bounds = msgspec.structs.replace(all_of_it(config, SYSTEM), tables=tables)
     _show(config, bounds)
     if dry_run:
         return False
     if not yes:
         question = f"Rebuild {', '.join(tables)}, and stop the pipeline for the exchange?"
         typer.confirm(question, abort=True, err=True)
-    _pin(config, bounds)
-    begin(config, bounds)
+    begin(config, _pin(config, bounds))
     return True
 
 
@@ -192,18 +192,19 @@ def _show(config: "PipelineConfig", bounds: "Bounds") -> None:
     talk(f"{config.name}, checkpoint {config.checkpoint}:")
     for row in rows:
         talk(f"  {row['partition']} offsets {row['from']} to {row['to']}")
+    for (topic, number), (first, stop) in bounds.from_tables.items():
+        talk(f"  {topic}-{number} offsets {first} to {stop} from the topic's table")
     for sink in config.sinks.values():
         talk(f"  into {sink.kind} {sink.place}")
 
 
-def _pin(config: "PipelineConfig", bounds: "Bounds") -> None:
-    """Pin the range until the backfill is done; another Kafka has no pins."""
+def _pin(config: "PipelineConfig", bounds: "Bounds") -> "Bounds":
+    """Pin the range until the backfill is done (`backfill.hold`); another Kafka has no pins."""
     from catchwater.pipeline.opened import OpenPipeline
-    from catchwater.recovery.pins import positions
+    from catchwater.pipeline.run.backfill import hold
 
-    content = {"owner": config.name, "positions": positions(bounds.start)}
-    if (control := OpenPipeline(config).control) is not None:
-        control.set_pin(f"{config.name}/range", content)
+    control = OpenPipeline(config).control
+    return bounds if control is None else hold(config, bounds, control)
 
 
 def _release(config: "PipelineConfig") -> None:

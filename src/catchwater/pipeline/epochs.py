@@ -30,7 +30,7 @@ from catchwater.pipeline.process.poison import PoisonLimitReached
 from catchwater.pipeline.rows import Manifest
 from catchwater.pipeline.run.versions import rollback_from
 from catchwater.recovery import checkpoint, contract, handover, pins, progress, remote
-from catchwater.recovery.contract import Contract, PartitionTail, Terms
+from catchwater.recovery.contract import Contract, Tails, Terms
 from catchwater.recovery.estimate import (
     LEAST_NEAR_S,
     Estimate,
@@ -72,7 +72,6 @@ PINS_EVERY_S = 30.0
 WARN_EVERY_S = 60.0
 """A breach of a budget is said when it begins, and again so often while it lasts."""
 
-Tails = Mapping[tuple[str, int], PartitionTail]
 Logs = Mapping[tuple[int, int], StateLog]
 """(stage, shard) → its state log."""
 
@@ -315,7 +314,7 @@ class Upkeep:
 
     def _bind(self, entries: Sequence[EpochEntry], tails: Tails) -> None:
         choice = self._kept.choose(self._committed())
-        oldest_clock_ms = self._pin(choice)
+        oldest_clock_ms = self._pin(choice, tails)
         self._keep_history()
         points = {each.epoch for each in choice.points}
         kept = points | {epoch for epoch in self._known if epoch >= choice.whole_from}
@@ -346,14 +345,14 @@ class Upkeep:
         self._known = {epoch: each for epoch, each in known.items() if each}
         return [*self._known.values()]
 
-    def _pin(self, choice: Choice) -> int:
+    def _pin(self, choice: Choice, tails: Tails) -> int:
         """Pin the restore points; the clock of the oldest that the log still has."""
         if self._control is None:
             return choice.points[0].end.clock_ms
         wanted, now_s = [each.epoch for each in choice.points], self._clock.monotonic_s()
         before, at_s, oldest_ms = self._pinned
         if wanted != before or now_s - at_s >= PINS_EVERY_S or not self._kept.every_ms:
-            found = pins.hold(self._control, self._terms.pipeline, choice.points)
+            found = pins.hold(self._control, self._terms.pipeline, choice.points, tails)
             oldest_ms = found[0].end.clock_ms
             self._pinned = wanted, now_s, oldest_ms
         return oldest_ms

@@ -207,9 +207,20 @@ class OpenPipeline:
         if topics is None:
             topics = {*self.options.topics, *self.config.tables.values()}
         if self.control is not None:
-            return pins.read_tails(self.control, topics)
+            tails = pins.read_tails(self.control, topics)
+            return {key: self._with_table(key, tail) for key, tail in tails.items()}
         names, secured = list(topics), self.options.security
         return pins.kafka_tails(self.options.bootstrap, names, secured, timeout_s=self.timeout_s)
+
+    def _with_table(self, key: tuple[str, int], tail: PartitionTail) -> PartitionTail:
+        """What the log holds of a partition, and what of it a backfill has in the topic's table.
+
+        A log that begins later than it was held from has lost what is in neither.
+        """
+        found = self.config.from_tables.get(key)
+        if found is None or tail.log_start > found[1]:
+            return tail
+        return replace(tail, table_from=found[0])
 
     def log_state(self, topics: Sequence[str], sink_epochs: Mapping[str, int | None]) -> LogState:
         """What a contract is compared with; another Kafka has no pins."""
@@ -537,6 +548,7 @@ def check_fit(config: PipelineConfig, specs: Sequence[FunctionSpec]) -> None:
 
     `specs` are those of the chain, in order.
     """
+    _check_beginning(config)
     names = [spec.name for spec in specs]
     if len(set(names)) < len(names):
         raise ConfigError(f"A function stands twice in the chain {', '.join(names)}.")
@@ -579,6 +591,18 @@ def check_fit(config: PipelineConfig, specs: Sequence[FunctionSpec]) -> None:
                 "and there is none.",
                 hint='Add a section [dead_letter] with topic = "…".',
             )
+
+
+def _check_beginning(config: PipelineConfig) -> None:
+    """Raise `ConfigError` for a beginning that no restore could be promised from."""
+    starting = parse_options(config.source_options).starting
+    if starting is not None and starting.of_table:
+        raise ConfigError(
+            "A pipeline begins in the log, which keeps what its restores need; startingOffsets in "
+            "[source] is table.",
+            hint="Begin at earliest. What only the topic's table has, backfills and rebuilds read: "
+            "catchwater pipeline backfill FILE --label NAME --from table.",
+        )
 
 
 def _check_late(config: PipelineConfig, specs: Sequence[FunctionSpec]) -> None:

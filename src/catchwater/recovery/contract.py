@@ -101,6 +101,16 @@ class PartitionTail:
     high_watermark: int
     bytes: int
     """Of the records from log start to high watermark."""
+    table_from: int | None = None
+    """From where on a backfill has in the topic's table what lies before the log start."""
+
+    @property
+    def first(self) -> int:
+        """The first offset that can be read."""
+        return self.log_start if self.table_from is None else min(self.table_from, self.log_start)
+
+
+Tails = Mapping[tuple[str, int], PartitionTail]
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,7 +390,7 @@ def _gap(name: str, offset: int, tail: PartitionTail | None) -> _Gap | None:
     """Why the log cannot go on from this offset of the partition; None if it can."""
     if tail is None:
         return _Gap(HistoryGone, f"needs {name}, and the log has no partition {name} any more")
-    if offset < tail.log_start:
+    if offset < tail.first:
         return _Gap(
             HistoryGone,
             f"needs {name} from offset {offset} on, and the log begins at offset "

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from catchwater.recovery.checkpoint import Checkpoint
-from catchwater.recovery.contract import HistoryGone, LogState, PartitionTail, pin_id
+from catchwater.recovery.contract import HistoryGone, LogState, PartitionTail, Tails, pin_id
 from catchwater.recovery.ledger import OffsetMap, SourceOffset
 from catchwater.replay.control import Control, ControlRefused
 from catchwater.wire.client import EARLIEST, LATEST, Client
@@ -20,8 +20,12 @@ from catchwater.wire.security.settings import UNSECURED, Security
 _HISTORY = "history"
 
 
-def hold(control: Control, pipeline: str, newest: Sequence[Checkpoint]) -> list[Checkpoint]:
+def hold(
+    control: Control, pipeline: str, newest: Sequence[Checkpoint], tails: Tails | None = None
+) -> list[Checkpoint]:
     """Pin these checkpoints (oldest first) and release the pipeline's other pins; what is held.
+
+    What one needs of a topic's table, as `tails` say, no pin has to keep.
 
     After a restore, checkpoints are among the newest again whose pins were released before and
     whose input may be gone: they cannot be promised any more and are left out. Raises
@@ -34,9 +38,8 @@ def hold(control: Control, pipeline: str, newest: Sequence[Checkpoint]) -> list[
         name = pin_id(pipeline, checkpoint.epoch)
         try:
             if name not in there:
-                control.set_pin(
-                    name, {"owner": pipeline, "positions": positions(checkpoint.end.needed)}
-                )
+                held_from = positions(checkpoint.end.needed, tails)
+                control.set_pin(name, {"owner": pipeline, "positions": held_from})
         except ControlRefused as refusal:
             if not refusal.missing or checkpoint is newest[-1]:
                 raise
@@ -67,17 +70,14 @@ def hold_history(
             raise
 
 
-def refuse_lost(
-    control: Control, end: SourceOffset, tails: Mapping[tuple[str, int], PartitionTail]
-) -> None:
+def refuse_lost(control: Control, end: SourceOffset, tails: Tails) -> None:
     """Raise `HistoryGone` if the log says that it has deleted what a pin held for these offsets.
 
     Offsets alone do not tell where a topic was deleted and made anew.
     """
     held = {
-        (topic, int(partition), offset)
-        for topic, partitions in end.needed.items()
-        for partition, offset in partitions.items()
+        (str(each["topic"]), int(each["partition"]), int(each["offset"]))
+        for each in positions(end.needed, tails)
     }
     lost = [pin for pin in control.pins() if pin["state"] == "lost" and _places(pin) == held]
     if not lost:
@@ -109,13 +109,23 @@ def _places(pin: Mapping[str, Any]) -> set[tuple[str, int, int]]:
     return {(each["topic"], each["partition"], each["offset"]) for each in pin["positions"]}
 
 
-def positions(offsets: OffsetMap) -> list[dict[str, str | int]]:
-    """What a pin holds, as the control API takes it: everything from these offsets on."""
+def positions(offsets: OffsetMap, tails: Tails | None = None) -> list[dict[str, str | int]]:
+    """What a pin holds, as the control API takes it: everything from these offsets on.
+
+    That is the log from its start on, where what lies before is read from the topic's table.
+    """
     return [
         {"topic": topic, "partition": int(partition), "offset": offset}
         for topic, partitions in offsets.items()
-        for partition, offset in partitions.items()
+        for partition, needed in partitions.items()
+        for offset in (_in_log(needed, (tails or {}).get((topic, int(partition)))),)
     ]
+
+
+def _in_log(offset: int, tail: PartitionTail | None) -> int:
+    if tail is None or not tail.first <= offset < tail.log_start:
+        return offset
+    return tail.log_start
 
 
 def read_tails(control: Control, topics: Iterable[str]) -> dict[tuple[str, int], PartitionTail]:

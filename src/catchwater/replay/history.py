@@ -29,7 +29,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, types
 from pyspark.sql.functions import col, lit, nullif
 
 from catchwater.config import CatchwaterError
-from catchwater.replay.offsets import HistoryLost, to_json
+from catchwater.replay.offsets import HistoryLost
 from catchwater.replay.options import RANGES, SourceOptions
 from catchwater.replay.pin import held, planned
 from catchwater.replay.plan import (
@@ -60,7 +60,6 @@ _READER_OPTIONS = {
 }
 _PATTERN_SIGN = re.compile(r"[\\{}\[\]*?]")
 
-_FROM_TABLE, _STARTING = "table", "startingoffsets"
 _NOWHERE = "Neither the log nor, as it is asked for, the topic's table holds"
 _PLACED = ("subscribe", "subscribepattern", "assign", RANGES.lower())
 _POSITIONED = ("starting", "ending")
@@ -84,13 +83,11 @@ class Parts(NamedTuple):
 def read(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
     """What `format("catchwater")` reads with these options, once; see docs/replay.md.
 
-    Offsets before the log's start come from the topic's table; `startingOffsets` may be `table`,
-    which is where that begins.
+    Offsets before the log's start come from the topic's table.
 
     Raises what the source raises, at once. The rows come in no order.
     """
     register(spark)
-    options = _from_the_table(options)
     settings = loaded(options)
     with closing(Subscription(settings)) as subscription, ExitStack() as undo:
         by_place = not settings.ranges
@@ -121,22 +118,6 @@ def release(frame: DataFrame) -> None:
     One that has no pin, or none any more, is no error.
     """
     _held.pop(frame, ExitStack()).close()
-
-
-def _from_the_table(options: Mapping[str, str]) -> Mapping[str, str]:
-    """The options with the offsets that `table` stands for, as where to start."""
-    name = next((each for each in options if each.lower() == _STARTING), "")
-    if not name or options[name] != _FROM_TABLE:
-        return options
-    others = {each: value for each, value in options.items() if each != name}
-    with closing(Subscription(loaded(others))) as subscription:
-        starts = subscription.earliest()
-        everything = [Slice(*key, 0, end) for key, end in sorted(subscription.ending().items())]
-        for table in subscription.tables([each for each in everything if each.stop]):
-            for partition, (first, _) in table.spans.items():
-                key = table.topic, partition
-                starts[key] = min(starts[key], first)
-    return {**others, name: json.dumps(to_json(starts))}
 
 
 def _slice(each: Missing) -> Slice:

@@ -12,19 +12,25 @@ from catchwater.replay.options import Offsets
 from catchwater.replay.plan import Missing, OffsetRange, Slice, Task
 from catchwater.wire.fields import TopicPartition
 
+_HINT = (
+    "Name offsets that are there, restore the missing ones, or set failOnDataLoss to false to go "
+    "on without them."
+)
+
 
 class HistoryLost(CatchwaterError):
-    """Offsets that a query must read are not in the log; `missing` names them."""
+    """Offsets that a query must read are not in the log; `missing` names them.
+
+    `remedy` is what would bring them, where anything does.
+    """
 
     exit_code = 5
 
-    def __init__(self, missing: Iterable[Missing], reason: str) -> None:
+    def __init__(self, missing: Iterable[Missing], reason: str, remedy: str = "") -> None:
         self.missing = tuple(missing)
-        super().__init__(
-            f"{reason}: {'; '.join(map(str, self.missing))}.",
-            hint="Name offsets that are there, restore the missing ones, or set failOnDataLoss to "
-            "false to go on without them.",
-        )
+        self.remedy = remedy
+        message = f"{reason}: {'; '.join(map(str, self.missing))}."
+        super().__init__(message, hint=remedy or _HINT)
 
 
 def to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:

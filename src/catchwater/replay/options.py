@@ -99,7 +99,7 @@ _MOST = 2**63 - 1
 """Offsets and times have 64 bits in Kafka's protocol."""
 
 _WORDS = {
-    "startingOffsets": "Or say earliest or latest.",
+    "startingOffsets": "Or say earliest, latest or table.",
     "endingOffsets": "Or say latest.",
 }
 
@@ -120,7 +120,8 @@ class ReadPath(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A place in every partition: EARLIEST, LATEST, by timestamp, or given one by one."""
+    """A place in every partition: EARLIEST, LATEST, by timestamp, or given one by one; or, for a
+    start, where the topic's table begins."""
 
     everywhere: int = LATEST
     timestamp_ms: int | None = None
@@ -128,6 +129,8 @@ class Position:
     each_timestamp_ms: Mapping[TopicPartition, int] | None = None
     or_latest: bool = False
     """A partition without a record as new as its timestamp: its end, instead of an error."""
+    of_table: bool = False
+    """Where the topic's table begins; where the log does, without one that begins earlier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,6 +391,8 @@ def _position(given: Mapping[str, str], end: str) -> Position | None:
             return Position(LATEST)
         case "earliest" if end == "starting":
             return Position(EARLIEST)
+        case "table" if end == "starting":
+            return Position(of_table=True)
         case "earliest":
             raise BadOption(
                 "endingOffsets cannot be earliest: a query must end behind its start.",

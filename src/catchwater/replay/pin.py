@@ -14,7 +14,7 @@ still answer.
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -66,9 +66,7 @@ def planned(
     wanted = excluding(subscription.wanted(), older)
     while True:
         slices = subscription.slices(wanted)
-        held = _firsts(slices)
-        if older:
-            held = subscription.earliest((each.topic, each.partition) for each in older) | held
+        held = _held(subscription, slices, older)
         control_url = subscription.control_url() if held and lease_ms else None
         if control_url is None:
             return slices, None
@@ -82,12 +80,21 @@ def planned(
         return slices, pin
 
 
-def _firsts(slices: Iterable[Slice]) -> Offsets:
+def _held(
+    subscription: Subscription, slices: Sequence[Slice], older: Sequence[Missing] = ()
+) -> Offsets:
+    """The first offset of each partition that is read in the log.
+
+    Where the log begins, for a partition of which only older offsets are read.
+    """
     firsts: Offsets = {}
     for each in slices:
-        key = each.topic, each.partition
-        firsts[key] = min(each.first, firsts.get(key, each.first))
-    return firsts
+        if not each.files:
+            key = each.topic, each.partition
+            firsts[key] = min(each.first, firsts.get(key, each.first))
+    deleted = {(each.topic, each.partition) for each in older}
+    deleted |= {(each.topic, each.partition) for each in slices if each.files}
+    return (subscription.earliest(deleted) | firsts) if deleted else firsts
 
 
 def _set(pin: ReadPin, owner: str, firsts: Offsets, clock: Clock) -> None:
@@ -128,10 +135,10 @@ class MovingPin:
             control_url = subscription.control_url() if tasks and self._lease_ms else None
             if control_url is None:
                 return tasks, None
-            slices = (each for task in tasks for each in task.slices)
+            slices = [each for task in tasks for each in task.slices]
             try:
                 # What a partition brings nothing of now, it brings the next time.
-                return tasks, self._moved(control_url, {**end, **_firsts(slices)})
+                return tasks, self._moved(control_url, {**end, **_held(subscription, slices)})
             except ControlRefused as refusal:
                 if not refusal.missing:
                     raise  # Else retention was faster, and a new plan says what is missing.

@@ -7,7 +7,8 @@ nobody does, so that one large partition is read by many tasks and many small on
 
 Promises that the slices of all tasks together are exactly the wanted offsets that the plan covers,
 each once and in order within a partition, and that offsets it does not cover are named. A slice
-carries the aborted transactions that reach into it, for who reads committed records only.
+carries the aborted transactions that reach into it, for who reads committed records only. What the
+log has deleted and its topic's table still has is a slice of that table's files.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,6 +26,8 @@ TASK_BYTES = 128 * 2**20
 
 As much as Spark gives a task of a file (`spark.sql.files.maxPartitionBytes`): each costs it tens of
 milliseconds."""
+_TABLE_ROW_BYTES = 100
+"""What reading a row of a table is taken to cost; its files do not say how many a partition has."""
 _NEAR = 16
 """A task is even enough within this part of its share."""
 
@@ -139,7 +142,7 @@ class PlanRange:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """The offsets [first, stop) of a partition: in `range`, or from the leader if that is None."""
+    """The offsets [first, stop) of a partition: in `range`, in `files`, or from the leader."""
 
     topic: str
     partition: int
@@ -150,11 +153,15 @@ class Slice:
     """Of the transactions that have records or marker in the slice; nothing else of them counts."""
     fields: str = ""
     """What the topic says becomes of its fields (`values.policy`)."""
+    files: tuple[str, ...] = ()
+    """URLs of files of the topic's table: the log has deleted these offsets, and they hold them."""
 
     @property
     def weight(self) -> int:
-        """What reading it costs: bytes if they are known, else offsets."""
-        return self.range.byte_size if self.range else self.stop - self.first
+        """What reading it costs: bytes from storage, offsets from the leader."""
+        if self.range:
+            return self.range.byte_size
+        return (self.stop - self.first) * (_TABLE_ROW_BYTES if self.files else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +197,7 @@ class Task:
     @property
     def stored_bytes(self) -> int:
         """What it reads from storage."""
-        return sum(each.range.byte_size for each in self.slices if each.range)
+        return sum(each.weight for each in self.slices if each.range or each.files)
 
 
 def slices_of(
@@ -280,7 +287,7 @@ def cut(slices: Sequence[Slice], count: int | None = None) -> list[Task]:
     total = sum(each.weight for each in slices)
     if count is None:
         partitions = len({(each.topic, each.partition) for each in slices})
-        known_bytes = sum(each.weight for each in slices if each.range)
+        known_bytes = sum(each.weight for each in slices if each.range or each.files)
         count = max(partitions, -(-known_bytes // TASK_BYTES))
     tasks: list[Task] = []
     current: list[Slice] = []
@@ -306,5 +313,5 @@ def _split(each: Slice, room: int, near: int) -> tuple[Slice, Slice | None]:
     room = max(room, 1)
     if each.range is not None or each.weight <= room + near:
         return each, None
-    at = each.first + room
+    at = each.first + max(room * (each.stop - each.first) // each.weight, 1)
     return replace(each, stop=at), replace(each, first=at)

@@ -2,9 +2,9 @@
 
 A slice with a range is read from storage, without any broker; if its object is gone since the plan
 was made (a chunk that was packed meanwhile), or its signed URL has ended, a new plan is asked for.
-A slice without one is fetched from its leader, on any Kafka. Both meet in the same decoder, which
-leaves out what aborted transactions have written by the list that came with the plan, or with the
-Fetch reply.
+A slice without one is fetched from its leader, on any Kafka, or made of a table's rows, which has
+what the log has deleted (`rows`). All meet in the same decoder, which leaves out what aborted
+transactions have written by the list that came with the plan, or with the Fetch reply.
 
 Promises every wanted offset that holds a record, once, in order; or an error that names topic,
 partition and offset. Holds one range, or one Fetch reply, at a time.
@@ -12,7 +12,7 @@ partition and offset. Holds one range, or one Fetch reply, at a time.
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from dataclasses import field as declared
 
 import pyarrow as pa
@@ -36,13 +36,13 @@ from catchwater.replay.plan import (
     slices_of,
 )
 from catchwater.replay.quota import Meter
+from catchwater.replay.rows import made_again, records_of
 from catchwater.values.policy import FieldPolicy, parse_policy
 from catchwater.wire.arrow import (
     AbortedTransaction,
     Located,
     PlacedBatch,
     RecordsDamaged,
-    encode_batch,
     locate,
     place,
 )
@@ -177,11 +177,15 @@ def _located(
 ) -> Iterator[tuple[Slice, Located]]:
     """The task's records, where they lie, and the slice they are of."""
     for each in task.slices:
-        if each.range is not None:
+        if each.files:
+            found = _from_table(each, settings, meter)
+        elif each.range is None:
+            found = _from_leader(each, settings, delays)
+        else:
             meter.pay(each.range.byte_size)
-        source = _from_leader if each.range is None else _from_storage
+            found = _from_storage(each, settings, delays)
         policy = parse_policy(each.fields)
-        for located in source(each, settings, delays):
+        for located in found:
             for seen in (located,) if policy is None else hidden(located, policy):
                 yield each, seen
 
@@ -195,14 +199,7 @@ def hidden(located: Located, policy: FieldPolicy) -> Iterator[Located]:
     ]
     keys, values = (located.column(name).to_pylist() for name in ("key", "value"))
     records = [*zip(keys, map(policy.apply, values), times, pairs, strict=True)]
-    data = encode_batch(records)
-    at = 0
-    for again in locate(data, place(data), first=0, stop=len(records)):
-        upto = at + len(again.offsets)
-        yield again._replace(
-            offsets=located.offsets[at:upto], append_times=located.append_times[at:upto]
-        )
-        at = upto
+    yield from made_again(records, located.offsets, located.append_times)
 
 
 def _even(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -325,6 +322,42 @@ def _planned_again(each: Slice, settings: ReadSettings) -> list[Slice]:
     if plan.missing:
         raise HistoryLost(plan.missing, "Deleted while the query was reading it")
     return slices_of([wanted], plan.ranges, plan.aborted)
+
+
+def _from_table(each: Slice, settings: ReadSettings, meter: Meter) -> Iterator[Located]:
+    at = each.first
+    try:
+        for located in _of_files(each, settings, meter):
+            at = int(located.offsets[-1]) + 1
+            yield located
+    except FileNotFoundError:
+        # Made one with others since the plan, and its snapshot has expired.
+        yield from _of_files(_in_newest(replace(each, first=at), settings), settings, meter)
+
+
+def _of_files(each: Slice, settings: ReadSettings, meter: Meter) -> Iterator[Located]:
+    try:
+        yield from records_of(each, settings.columns, meter.pay)
+    except FileNotFoundError:
+        raise
+    except (OSError, pa.ArrowException) as error:
+        raise RangeDamaged(
+            f"The table of {each.topic}, from which offsets {each.first} to {each.stop - 1} of "
+            f"partition {each.partition} are read, is out of reach: {error}.",
+            hint="May this user read its files?",
+        ) from error
+
+
+def _in_newest(each: Slice, settings: ReadSettings) -> Slice:
+    """The slice in the table as it is now."""
+    assert settings.control_url is not None, "it has named the files"
+    control = Control(settings.control_url, locations=settings.locations)
+    wanted = {each.partition: (each.first, each.stop)}
+    found = control.table_files(each.topic, wanted)
+    if found is None or found.values or found.spans != wanted:
+        lost = Missing(each.topic, each.partition, each.first, each.stop)
+        raise HistoryLost([lost], "Deleted from the topic's table while the query was reading it")
+    return replace(each, files=(*found.whole, *found.partly))
 
 
 def _from_leader(each: Slice, settings: ReadSettings, delays: Delays) -> Iterator[Located]:

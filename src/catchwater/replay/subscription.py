@@ -2,7 +2,8 @@
 
 Names, offsets and timestamps come over the Kafka protocol from any Kafka. Where the bytes lie comes
 from the control API if the log is ours and storage is to be read; else every slice is left to be
-fetched from its leader. Where a catalog is named, it answers both, and no broker is needed.
+fetched from its leader. Where a catalog is named, it answers both, and no broker is needed. What
+the log has deleted comes from the topic's table, where that holds the records' own bytes.
 
 Relies on `options` for what is wanted. Promises that a partition or a range that is gone is an
 error that names it, unless the options allow to go on; then it is a warning in the log. Opens no
@@ -10,7 +11,7 @@ connection before it is asked something, so that it can be sent to another proce
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -43,6 +44,13 @@ CATALOG_WAIT_S = 0.5
 """A catalog follows its log within a second, and is opened anew for every question."""
 
 _ABSENT = "The log does not hold"
+_AS_FIELDS = "The log does not hold, and the topic's table has only as fields"
+_NOT_ABORTED = "The log does not hold, and the topic's table has without aborted records"
+_READ_FIELDS = (
+    "catchwater.spark.read gives them, with the topic's valueFormat and valueSchema. A table that "
+    "stands in for the log has bytes: that of a topic without catchwater.history.value.format."
+)
+_READ_COMMITTED = "Read committed records: kafka.isolation.level = read_committed."
 _FIELDS_S = 30.0
 _NO_BROKER = "No broker is asked, and what can be read without one does not hold"
 
@@ -236,12 +244,36 @@ class Subscription:
         """Where these offsets, in order, lie; raises `HistoryLost`."""
         left = wanted
         self.quota = None
+        older: list[Slice] = []
         while True:
             slices, missing = self._plan(left)
             if not missing:
-                return slices
-            self.go_on_without(HistoryLost(missing, self.absence))
+                return sorted([*older, *slices], key=_place) if older else slices
+            found, lost = self.in_tables(missing)
+            if lost is not None:
+                self.go_on_without(lost)
+            older += found
             left = excluding(left, missing)
+
+    def in_tables(self, missing: Sequence[Missing]) -> tuple[list[Slice], HistoryLost | None]:
+        """Where offsets that the log has deleted lie in the topics' tables, and which do not.
+
+        A table serves whose rows are the records: not the fields of their values.
+        """
+        missing = sorted(missing)
+        found: list[Slice] = []
+        unfit: list[tuple[str, str]] = []
+        for table in self.tables([Slice(*gap) for gap in missing]):
+            if table.values:
+                unfit.append((_AS_FIELDS, _READ_FIELDS))
+            elif table.left_out and not self.options.read_committed:
+                unfit.append((_NOT_ABORTED, _READ_COMMITTED))
+            else:
+                found += _in_table(table, missing)
+        gone = plan.uncovered([OffsetRange(*gap) for gap in missing], found)
+        if not gone:
+            return found, None
+        return found, HistoryLost(gone, *(unfit[0] if unfit else (self.absence,)))
 
     def before_start(self, wanted: Sequence[OffsetRange]) -> list[Missing]:
         """What of these offsets lies before where the log begins now."""
@@ -318,6 +350,8 @@ class Subscription:
 
     def _resolve(self, position: Position, which: str) -> Offsets:
         partitions = self.partitions()
+        if position.of_table:
+            return self._beginnings(partitions)
         if position.timestamp_ms is not None:
             return self._by_timestamp(
                 dict.fromkeys(partitions, position.timestamp_ms), position.or_latest
@@ -334,6 +368,15 @@ class Subscription:
             symbolic = {key: offset for key, offset in position.each.items() if offset < 0}
             return {**position.each, **self._list(symbolic)}
         return self._list(dict.fromkeys(partitions, position.everywhere))
+
+    def _beginnings(self, partitions: Iterable[TopicPartition]) -> Offsets:
+        """Where tables begin that begin before the log, and elsewhere the log."""
+        starts = self.earliest(partitions)
+        deleted = [Slice(*key, 0, first) for key, first in sorted(starts.items()) if first]
+        for table in self.tables(deleted):
+            for partition, (first, _) in table.spans.items():
+                starts[table.topic, partition] = first
+        return starts
 
     def _by_timestamp(
         self, timestamps_ms: Mapping[TopicPartition, int], or_latest: bool
@@ -377,6 +420,20 @@ class Subscription:
                 security=self.options.security,
             )
         return self._client
+
+
+def _place(each: Slice) -> tuple[str, int, int]:
+    return each.topic, each.partition, each.first
+
+
+def _in_table(table: TableFiles, missing: Iterable[Missing]) -> Iterator[Slice]:
+    """What the table has of these offsets, in order."""
+    files = (*table.whole, *table.partly)
+    for topic, partition, start, end in missing:
+        first, stop = table.spans.get(partition, (0, 0))
+        first, stop = max(first, start), min(stop, end)
+        if topic == table.topic and first < stop:
+            yield Slice(topic, partition, first, stop, files=files)
 
 
 def governed(slices: Iterable[Slice], fields: str) -> list[Slice]:

@@ -67,6 +67,21 @@ def test_after_a_restore_what_the_log_lost_meanwhile_is_not_promised_again() -> 
     assert sorted(control.held) == ["cards/3", "cards/4"]
 
 
+def test_what_a_backfill_has_in_the_topic_s_table_no_pin_has_to_hold() -> None:
+    control = FakeControl(log_start=25)
+    tails = {("t", 0): PartitionTail(25, 90, 1, table_from=10)}
+    held = hold(control, "cards", retained(1, 2, 3), tails)  # type: ignore[arg-type]
+    assert [each.epoch for each in held] == [1, 2, 3]
+    places = [pin["positions"][0]["offset"] for pin in control.held.values()]
+    assert places == [25, 25, 30]
+    refuse_lost(control, retained(1)[0].end, tails)  # type: ignore[arg-type]
+    control.states["cards/1"] = "lost"
+    with pytest.raises(HistoryGone, match="cards/1 is lost"):
+        refuse_lost(control, retained(1)[0].end, tails)  # type: ignore[arg-type]
+    before = retained(0, 3)  # of offset 0 the table has nothing
+    assert [each.epoch for each in hold(control, "cards", before, tails)] == [3]  # type: ignore[arg-type]
+
+
 def test_a_log_that_lost_what_the_newest_checkpoint_needs_is_an_error() -> None:
     with pytest.raises(ControlRefused):
         hold(FakeControl(log_start=99), "cards", retained(1, 2))  # type: ignore[arg-type]

@@ -294,4 +294,4 @@ def test_a_partition_is_a_whole_number(number: str) -> None:
 def test_a_word_that_offsets_do_not_take_gets_those_that_they_do() -> None:
     with pytest.raises(BadOption) as caught:
         parse(startingOffsets="soon")
-    assert caught.value.hint == "Or say earliest or latest."
+    assert caught.value.hint == "Or say earliest, latest or table."

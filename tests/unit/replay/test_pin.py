@@ -73,6 +73,9 @@ class Asked:
     def control_url(self) -> str | None:
         return self.url
 
+    def earliest(self, partitions: Any) -> Offsets:
+        return dict.fromkeys(partitions, 8)
+
 
 @pytest.fixture(autouse=True)
 def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Api]]:
@@ -108,6 +111,22 @@ def test_a_pin_holds_the_first_offset_that_is_read_of_each_partition(api: type[A
     assert content["lease_ms"] == 600_000
     assert content["lease_until_ms"] == ManualClock().now_ms() + 600_000
     assert pickle.loads(pickle.dumps(pin)) == pin
+
+
+OLDER = [Slice("t", 0, 0, 7, files=("file:///f",)), Slice("t", 0, 8, 9)]
+
+
+def test_of_what_a_table_has_the_log_is_held_from_where_it_begins(api: type[Api]) -> None:
+    """A pin cannot hold what the log has deleted; one of the topic keeps the table's files."""
+    for slices in (OLDER, OLDER[:1]):
+        _, pin = plan_of(Asked(slices))
+        assert pin is not None
+        [place] = api.pins[pin.id]["positions"]
+        assert place == {"topic": "t", "partition": 0, "offset": 8}
+    moving = MovingPin(60_000, ManualClock())
+    _, pin = moving.planned(Asked(OLDER[:1]), {}, {("t", 0): 7})  # type: ignore[arg-type]
+    assert pin is not None
+    assert api.pins[pin.id]["positions"] == [place]
 
 
 def test_nothing_is_pinned_where_nothing_of_our_storage_is_read(api: type[Api]) -> None:

@@ -10,7 +10,7 @@ from catchwater.replay import subscription as subscription_module
 from catchwater.replay.control import CONTROL_URL, Plan
 from catchwater.replay.offsets import HistoryLost
 from catchwater.replay.options import BadOption, parse_options
-from catchwater.replay.plan import SEGMENT, Aborted, Missing, OffsetRange, PlanRange
+from catchwater.replay.plan import SEGMENT, Aborted, Missing, OffsetRange, PlanRange, TableFiles
 from catchwater.replay.subscription import PartitionsGone, Subscription, TopicUnknown
 from catchwater.values.policy import FIELDS, SECRET, SecretMissing
 from catchwater.wire.client import EARLIEST, LATEST, Cluster, RequestRefused
@@ -33,6 +33,8 @@ class Log:
     """What a question for the configuration is answered."""
     fields: ClassVar[str] = ""
     """What the topics say of their fields."""
+    table: ClassVar[TableFiles | None] = None
+    """Of topic a."""
 
     def __init__(self, address: str, **_: object) -> None: ...
 
@@ -86,6 +88,17 @@ class Log:
             return Plan((), tuple(gaps))
         return Plan(tuple(ranges), aborted=aborted if read_committed else (), fields=self.fields)
 
+    def table_files(self, topic: str, wanted: Mapping[int, tuple[int, int]]) -> TableFiles | None:
+        self.asked.append("table")
+        if self.table is None or topic != "a":
+            return None
+        spans = {}
+        for partition, (start, end) in wanted.items():
+            first, stop = self.table.spans.get(partition, (0, 0))
+            if max(first, start) < min(stop, end):
+                spans[partition] = max(first, start), min(stop, end)
+        return self.table._replace(spans=spans) if spans else None
+
 
 @pytest.fixture(autouse=True)
 def log(monkeypatch: pytest.MonkeyPatch) -> type[Log]:
@@ -94,7 +107,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> type[Log]:
     Log.ends = {A0: (10, 100), A1: (0, 50), B0: (0, 7)}
     Log.config = {CONTROL_URL: "http://c"}
     Log.by_time, Log.asked, Log.offsets_at, Log.gap = {}, [], {}, None
-    Log.refusal, Log.fields = ErrorCode.NONE, ""
+    Log.refusal, Log.fields, Log.table = ErrorCode.NONE, "", None
     return Log
 
 
@@ -279,6 +292,77 @@ def test_it_is_left_out_with_a_warning_only_when_allowed(
     read = [(each.partition, n) for each in slices for n in range(each.first, each.stop)]
     assert read == [(0, n) for n in range(10, 100)] + [(1, n) for n in range(50)]
     assert "a-0 offsets 3 to 9" in caplog.text
+
+
+def a_table(first: int, stop: int, *, values: str = "", left_out: bool = False) -> TableFiles:
+    return TableFiles("a", {0: (first, stop)}, ["file:///w"], ["file:///p"], values, 0, left_out)
+
+
+def places(query: Subscription, start: int, end: int) -> list[tuple[int, int, tuple[str, ...]]]:
+    tasks = query.tasks({A0: start}, {A0: end}, 1)
+    return [(each.first, each.stop, each.files) for task in tasks for each in task.slices]
+
+
+FILES = ("file:///w", "file:///p")
+
+
+def test_what_the_log_has_deleted_is_read_from_the_topic_s_table(log: type[Log]) -> None:
+    log.table = a_table(0, 60)
+    assert places(subscribed(), 3, 100) == [(3, 10, FILES), (10, 100, ())]
+    assert places(subscribed(), 3, 8) == [(3, 8, FILES)]
+    assert places(subscribed(), 9, 11) == [(9, 10, FILES), (10, 11, ())]
+
+
+def test_a_table_is_not_asked_for_what_the_log_has(log: type[Log]) -> None:
+    log.table = a_table(0, 60)
+    assert places(subscribed(), 10, 100) == [(10, 100, ())]
+    assert subscribed(startingOffsets="table", subscribePattern="b").starting(LATEST) == {B0: 0}
+    assert "table" not in log.asked
+
+
+def test_a_query_begins_where_the_table_does(log: type[Log]) -> None:
+    log.table = a_table(4, 60)
+    assert subscribed(startingOffsets="table").starting(LATEST) == {A0: 4, A1: 0}
+    log.table = a_table(20, 60)  # it was made when the log had deleted more
+    assert subscribed(startingOffsets="table").starting(LATEST) == {A0: 10, A1: 0}
+    log.table = None
+    assert subscribed(startingOffsets="table").starting(LATEST) == {A0: 10, A1: 0}
+    with pytest.raises(BadOption, match="endingOffsets"):
+        subscribed(endingOffsets="table")
+
+
+@pytest.mark.parametrize(
+    ("table", "said", "hint"),
+    [
+        (None, "The log does not hold: a-0 offsets 3 to 9", "Name offsets"),
+        (a_table(5, 60), "The log does not hold: a-0 offsets 3 to 4", "Name offsets"),
+        (a_table(0, 5), "The log does not hold: a-0 offsets 5 to 9", "Name offsets"),
+        (a_table(0, 60, values="x"), "only as fields: a-0 offsets 3 to 9", "value.format"),
+        (a_table(0, 60, left_out=True), "without aborted .*: a-0 offsets 3 to 9", "isolation"),
+    ],
+)
+def test_what_a_table_does_not_hold_as_it_was_is_named(
+    log: type[Log], table: TableFiles | None, said: str, hint: str
+) -> None:
+    log.table = table
+    with pytest.raises(HistoryLost, match=said) as lost:
+        places(subscribed(), 3, 100)
+    assert hint in str(lost.value.hint)
+    rest = places(subscribed(failOnDataLoss="false"), 3, 100)
+    covered = [n for first, stop, _ in rest for n in range(first, stop)]
+    assert covered == [n for n in range(3, 100) if not any(
+        gap.start <= n < gap.end for gap in lost.value.missing
+    )]  # fmt: skip
+
+
+def test_a_reader_of_committed_records_is_given_a_table_without_aborted_ones(
+    log: type[Log],
+) -> None:
+    log.table = a_table(0, 60, left_out=True)
+    committed = subscribed(**{"kafka.isolation.level": "read_committed"})
+    with pytest.raises(HistoryLost):
+        places(subscribed(), 3, 8)
+    assert committed.in_tables([Missing("a", 0, 3, 10)])[0][0].files == FILES
 
 
 def test_what_lies_before_a_gap_is_read_too(log: type[Log]) -> None:

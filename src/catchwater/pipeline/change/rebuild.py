@@ -1,6 +1,7 @@
 """A materialised view, or an external store, made anew from history and put in its place.
 
-A rebuild is a backfill of everything into tables of its own; what is for a key-value store is held
+A rebuild is a backfill of everything, in the log and in topics' tables, into tables of its own;
+what is for a key-value store is held
 back. When it has caught up, the pipeline is stopped; the rebuild reads what came meanwhile; then
 each table's rows and marks take the place of the live ones in one transaction, the store gets the
 newest record of every key, and the pipeline's checkpoint hands over to the rebuild's. Readers of a
@@ -12,15 +13,17 @@ which knows nothing of what its sinks hold then.
 Only what replaces can be rebuilt: in a topic or a folder of files the old outputs would stay.
 """
 
+import logging
 from contextlib import closing
 from dataclasses import replace
 
 import msgspec
 
+from catchwater.clock import Clock
 from catchwater.config import CatchwaterError, ConfigError
 from catchwater.pipeline.opened import OpenPipeline
 from catchwater.pipeline.run import versions
-from catchwater.pipeline.run.backfill import Bounds, begin, begun
+from catchwater.pipeline.run.backfill import BadBackfill, Bounds, begin, begun, resolve
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.run.versions import rebind
 from catchwater.recovery import checkpoint, handover, pins
@@ -33,6 +36,8 @@ from catchwater.sinks.base import TargetDiffers
 from catchwater.sinks.config import truth_of
 from catchwater.sinks.kinds.http import HttpSink
 from catchwater.sinks.table import TableSink
+
+_log = logging.getLogger("catchwater.pipeline")
 
 
 class CannotRebuild(CatchwaterError):
@@ -68,6 +73,19 @@ def tables_of(live: PipelineConfig, label: str) -> dict[str, str]:
     return {name: to for name, to in found.items() if to is not None}
 
 
+def all_of_it(rebuild: PipelineConfig, clock: Clock) -> Bounds:
+    """Everything, also what only topics' tables have, unless they lack some of it.
+
+    Raises `BadBackfill`.
+    """
+    try:
+        return resolve(rebuild, "table", "latest", clock)
+    except BadBackfill as error:
+        bounds = resolve(rebuild, "earliest", "latest", clock)
+        _log.warning("The rebuild begins where the log does. %s", error)
+        return bounds
+
+
 def extend(rebuild: PipelineConfig) -> int:
     """Let the rebuild read on to where the input ends now; how many offsets that adds.
 
@@ -85,7 +103,7 @@ def extend(rebuild: PipelineConfig) -> int:
         for topic, partitions in bounds.start.items()
         for number, at in partitions.items()
     }
-    then = Bounds(to_json(started), to_json(end), bounds.tables)
+    then = msgspec.structs.replace(bounds, start=to_json(started), end=to_json(end))
     begin(rebuild, then)
     return then.records - bounds.records
 

@@ -5,13 +5,14 @@ and marks in the sinks that are not the live one's, so that neither notices the 
 puts out is written exactly once however often it is killed. What makes it a backfill is that its
 range of offsets is fixed before its first start and kept in its checkpoint.
 
-Relies on the log to still hold the range, and pins it before anything else. State begins empty.
+Relies on the log to still hold the range, and pins it before anything else; what the log has
+deleted of it, the topics' tables must hold as records. State begins empty.
 That of a pipeline at a URL has a URL of its own below it, and goes on wherever it is started again.
 """
 
 import re
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -26,11 +27,15 @@ from catchwater.pipeline.run.versions import Identity, find_function, is_target
 from catchwater.recovery import checkpoint, handover
 from catchwater.recovery.folder import lock, refresh
 from catchwater.recovery.ledger import FOLDER, OffsetMap, folder_of, read_json, url_of, write_whole
+from catchwater.recovery.pins import positions
+from catchwater.replay.control import Control, ControlRefused
 from catchwater.replay.offsets import from_json, to_json
-from catchwater.replay.options import parse_options
+from catchwater.replay.options import Offsets, parse_options
+from catchwater.replay.plan import Missing
 from catchwater.replay.subscription import COMMAND_S, Subscription
 from catchwater.sinks.config import target_of
 from catchwater.wire.client import EARLIEST
+from catchwater.wire.fields import TopicPartition
 
 BACKFILLS = ".backfills"
 """How the name of the folder beside a checkpoint ends that its backfills lie in."""
@@ -55,6 +60,8 @@ class Bounds(msgspec.Struct, frozen=True):
     """Of a rebuild, until it takes their place: sink → target (`Kind.aside`), not the file's."""
     taking: bool = False
     """A rebuild has begun to take the live tables' place, and reads no more before it has."""
+    log: OffsetMap = {}
+    """Of partitions that begin in the topics' tables: where the log, which is held, goes on."""
 
     @property
     def records(self) -> int:
@@ -62,30 +69,33 @@ class Bounds(msgspec.Struct, frozen=True):
         first = from_json(self.start)
         return sum(end - first[key] for key, end in from_json(self.end).items())
 
+    @property
+    def from_tables(self) -> dict[TopicPartition, tuple[int, int]]:
+        """The offsets of each partition that the topic's table is to have."""
+        start = from_json(self.start)
+        return {key: (start[key], at) for key, at in from_json(self.log).items()}
+
+    @property
+    def held(self) -> OffsetMap:
+        """From where on the log is to hold each partition."""
+        return to_json(from_json(self.start) | from_json(self.log))
+
 
 def resolve(config: PipelineConfig, since: str, until: str, clock: Clock) -> Bounds:
     """The offsets of a range, each side `earliest`, `latest`, an ISO time or offsets as JSON.
 
-    A time stands for the first record that is not older. A partition that ends before the range
-    begins has nothing of it. Raises `BadBackfill`, `BadOption`.
+    It may begin where topics' tables do: `table`. A time stands for the first record of the log
+    that is not older. A partition that ends before the range begins has nothing of it. Raises
+    `BadBackfill`, `BadOption`.
     """
     kept = {k: v for k, v in config.source_options.items() if not k.lower().startswith(STARTING)}
     options = {**kept, **point("starting", since), **point("ending", until)}
     options["startingOffsetsByTimestampStrategy"] = "latest"
-    subscription = Subscription(parse_options(options), clock, timeout_s=COMMAND_S)
-    try:
+    with closing(Subscription(parse_options(options), clock, timeout_s=COMMAND_S)) as subscription:
         start, end = subscription.starting(EARLIEST), subscription.ending()
-        first, last = subscription.earliest(), subscription.latest()
-    finally:
-        subscription.close()
-    gone = [
-        f"{topic}-{number}" for (topic, number), at in start.items() if at < first[topic, number]
-    ]
-    if gone:
-        raise BadBackfill(
-            f"The log begins after where the backfill is to begin in {', '.join(sorted(gone))}.",
-            hint="Choose a later start, or earliest.",
-        )
+        last = subscription.latest()
+        start = {key: min(at, end[key]) for key, at in start.items()}
+        log = where_log_goes_on(subscription, start, end)
     # The range is fixed for good, so one that cannot be read to its end would never be done.
     beyond = [
         f"{topic}-{number}" for (topic, number), at in end.items() if at > last[topic, number]
@@ -95,7 +105,7 @@ def resolve(config: PipelineConfig, since: str, until: str, clock: Clock) -> Bou
             f"The log ends before where the backfill is to end in {', '.join(sorted(beyond))}.",
             hint="Choose an earlier end, or latest.",
         )
-    bounds = Bounds(to_json({key: min(at, end[key]) for key, at in start.items()}), to_json(end))
+    bounds = Bounds(to_json(start), to_json(end), log=to_json(log))
     if not bounds.records:
         raise BadBackfill(
             f"There is no record from {since} to {until}.",
@@ -104,9 +114,44 @@ def resolve(config: PipelineConfig, since: str, until: str, clock: Clock) -> Bou
     return bounds
 
 
+def hold(config: PipelineConfig, bounds: Bounds, control: Control) -> Bounds:
+    """Pin the range until the backfill is done; the bounds, with where the log goes on by then.
+
+    Raises `BadBackfill` where retention was faster, and tables have not what it deleted.
+    """
+    options = parse_options(config.source_options)
+    while True:
+        content = {"owner": config.name, "positions": positions(bounds.held)}
+        try:
+            control.set_pin(f"{config.name}/range", content)
+        except ControlRefused as refusal:
+            if not refusal.missing:
+                raise
+            start, end = from_json(bounds.start), from_json(bounds.end)
+            with closing(Subscription(options, timeout_s=COMMAND_S)) as subscription:
+                log = where_log_goes_on(subscription, start, end)
+            bounds = msgspec.structs.replace(bounds, log=to_json(log))
+        else:
+            return bounds
+
+
+def where_log_goes_on(subscription: Subscription, start: Offsets, end: Offsets) -> Offsets:
+    """Where the log begins, of partitions that begin earlier; the topics' tables have the rest.
+
+    Raises `BadBackfill` where they have not.
+    """
+    log = {key: at for key, at in subscription.earliest(start).items() if start[key] < at}
+    deleted = [Missing(*key, start[key], min(at, end[key])) for key, at in log.items()]
+    _, lost = subscription.in_tables([each for each in deleted if each.start < each.end])
+    if lost is not None:
+        hint = f"Choose a later start, or earliest. {lost.remedy}".strip()
+        raise BadBackfill(str(lost), hint=hint)
+    return log
+
+
 def point(side: str, given: str) -> dict[str, str]:
     """The source's option for one side of a range, `starting` or `ending`. Raises `BadBackfill`."""
-    if given in ("earliest", "latest") or given.startswith("{"):
+    if given in ("earliest", "latest", "table") or given.startswith("{"):
         return {f"{side}Offsets": given}
     try:
         at = datetime.fromisoformat(given)
@@ -114,7 +159,7 @@ def point(side: str, given: str) -> dict[str, str]:
         raise BadBackfill(
             f"{given!r} says no place in a log.",
             hint="Give earliest, latest, an ISO time such as 2026-06-01T00:00:00Z, or offsets as "
-            'JSON: {"payments": {"0": 1000}}.',
+            'JSON: {"payments": {"0": 1000}}; to begin, also table.',
         ) from None
     if at.tzinfo is None:
         raise BadBackfill(f"{given!r} names no time zone.", hint=f"Is it {at.isoformat()}Z?")
@@ -147,6 +192,7 @@ def backfill_of(live: PipelineConfig, label: str) -> PipelineConfig:
         state=live.state and join(live.state, "backfills"),
         source=source,
         until=bounds.end if bounds else None,
+        from_tables=bounds.from_tables if bounds else {},
         trigger=AVAILABLE_NOW,
         spare=False,
         metrics=None,

@@ -396,6 +396,9 @@ class PipelineConfig:
     """The functions themselves, where Python declares the pipeline; None: they are imported."""
     until: OffsetMap | None = None
     """Where a run with the trigger `available-now` ends; None: where the input ends by then."""
+    from_tables: Mapping[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
+    """By partition: the offsets that a backfill reads from the topic's table; from there on a pin
+    holds the log."""
 
     @property
     def shard_count(self) -> int:

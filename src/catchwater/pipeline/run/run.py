@@ -32,7 +32,7 @@ from catchwater import traces as otel
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError, Restart
 from catchwater.objects.open import check_seal_at, open_store, refuse_plain_local
-from catchwater.pipeline.epochs import EpochWriter, RestoreWatch, Tails, Upkeep
+from catchwater.pipeline.epochs import EpochWriter, RestoreWatch, Upkeep
 from catchwater.pipeline.functions.spec import FunctionSpec, Poison
 from catchwater.pipeline.opened import (
     OpenPipeline,
@@ -67,7 +67,7 @@ from catchwater.recovery import (
     remote,
 )
 from catchwater.recovery.checkpoint import Checkpoint, settle
-from catchwater.recovery.contract import FunctionVersion, Terms
+from catchwater.recovery.contract import FunctionVersion, Tails, Terms
 from catchwater.recovery.estimate import Estimate, near_s
 from catchwater.recovery.fenced import LeaseHeld
 from catchwater.recovery.folder import Lock, claim_home, home_of, key_part, state_folder

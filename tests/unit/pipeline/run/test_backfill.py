@@ -1,13 +1,14 @@
 """What makes a backfill of a pipeline: its name, its place, its range."""
 
+from collections.abc import Iterable
 from dataclasses import replace
-from functools import partialmethod
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
 from catchwater.clock import SYSTEM, Clock
-from catchwater.pipeline.change.rebuild import CannotRebuild, tables_of
+from catchwater.pipeline.change.rebuild import CannotRebuild, all_of_it, tables_of
 from catchwater.pipeline.run import backfill
 from catchwater.pipeline.run.backfill import (
     BadBackfill,
@@ -15,12 +16,16 @@ from catchwater.pipeline.run.backfill import (
     backfill_of,
     begin,
     begun,
+    hold,
     progress,
     resolve,
 )
 from catchwater.pipeline.run.config import AVAILABLE_NOW, PipelineConfig
 from catchwater.recovery import handover
-from catchwater.replay.options import SourceOptions
+from catchwater.replay.control import ControlRefused
+from catchwater.replay.offsets import HistoryLost
+from catchwater.replay.options import SourceOptions, parse_options
+from catchwater.replay.plan import Missing, Slice
 from catchwater.sinks.config import AT_LEAST_ONCE, parse
 
 SOURCE = {
@@ -100,31 +105,127 @@ def test_a_time_zone_is_hinted_at_in_a_form_that_is_taken(live: PipelineConfig) 
     assert caught.value.hint == "Is it 2026-06-01T00:00:00Z?"
 
 
-class Log:
-    """A subscription to one partition that holds the offsets 5 to 24."""
+KEY = ("orders", 0)
 
-    def __init__(self, options: SourceOptions, clock: Clock, **_: float) -> None:
-        self._ending = options.ending
+
+class Log:
+    """A subscription to one partition that holds the offsets up to 24 from `first` on.
+
+    A control API, too, whose retention takes up to `moves` as the first pin is set.
+    """
+
+    first: ClassVar[int] = 5
+    table: ClassVar[int | None] = None
+    """Where the topic's table begins."""
+    moves: ClassVar[int] = 0
+    pins: ClassVar[list[tuple[str, Any]]] = []
+
+    def __init__(self, options: SourceOptions, clock: Clock = SYSTEM, **_: float) -> None:
+        self._options = options
 
     def starting(self, default: int) -> dict[tuple[str, int], int]:
-        return {("orders", 0): 5}
+        starting = self._options.starting
+        if starting is not None and starting.of_table and self.table is not None:
+            return {KEY: self.table}
+        return {KEY: self.first} | dict((starting and starting.each) or {})
 
-    earliest = partialmethod(starting, 0)
+    def earliest(self, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        return dict.fromkeys(partitions, self.first)
+
+    def in_tables(self, missing: list[Missing]) -> tuple[list[Slice], HistoryLost | None]:
+        assert all(each.start < each.end <= self.first for each in missing)
+        if not missing:
+            return [], None
+        if self.table is None or missing[0].start < self.table:
+            return [], HistoryLost(missing, "The log does not hold", "Have a table.")
+        return [Slice(*each, files=("file:///f",)) for each in missing], None
 
     def latest(self) -> dict[tuple[str, int], int]:
-        return {("orders", 0): 25}
+        return {KEY: 25}
 
     def ending(self) -> dict[tuple[str, int], int]:
-        return dict(self._ending.each or {})
+        return dict(self._options.ending.each or {KEY: 25}) if self._options.ending else {}
 
     def close(self) -> None:
         """There is nothing to close."""
 
+    def set_pin(self, pin_id: str, content: Any) -> None:
+        if self.moves:
+            Log.first, Log.moves = self.moves, 0
+        [place] = content["positions"]
+        if place["offset"] < self.first:
+            gap = {"partition": 0, "start": place["offset"], "end": self.first}
+            raise ControlRefused(416, {"error": "OFFSET_OUT_OF_RANGE", "missing": [gap]})
+        self.pins.append((pin_id, place["offset"]))
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> type[Log]:
+    monkeypatch.setattr(backfill, "Subscription", Log)
+    Log.first, Log.table, Log.moves, Log.pins = 5, None, 0, []
+    return Log
+
+
+def test_what_the_log_has_deleted_is_in_the_range_where_the_table_has_it(
+    live: PipelineConfig, log: type[Log]
+) -> None:
+    with pytest.raises(BadBackfill, match="orders-0 offsets 2 to 4") as lost:
+        resolve(live, '{"orders": {"0": 2}}', "latest", SYSTEM)
+    assert lost.value.hint == "Choose a later start, or earliest. Have a table."
+    log.table = 1
+    bounds = resolve(live, "table", "latest", SYSTEM)
+    assert bounds == Bounds({"orders": {"0": 1}}, {"orders": {"0": 25}}, log={"orders": {"0": 5}})
+    assert (bounds.records, bounds.from_tables) == (24, {KEY: (1, 5)})
+    begin(backfill_of(live, "june"), bounds)
+    made = backfill_of(live, "june")
+    assert made.source["startingOffsets"] == '{"orders":{"0":1}}'
+    assert made.from_tables == {KEY: (1, 5)}
+    # All of it lies in the table, or nothing does.
+    assert resolve(live, "table", '{"orders": {"0": 3}}', SYSTEM).held == {"orders": {"0": 5}}
+    assert resolve(live, "earliest", "latest", SYSTEM).from_tables == {}
+    log.first = 0
+    log.table = None
+    assert resolve(live, "table", "latest", SYSTEM).from_tables == {}
+
+
+def test_the_log_is_held_from_where_it_goes_on_by_then(
+    live: PipelineConfig, log: type[Log]
+) -> None:
+    log.table = 0
+    bounds = resolve(live, "table", "latest", SYSTEM)
+    log.moves = 9
+    held = hold(backfill_of(live, "june"), bounds, Log(parse_options(SOURCE)))  # type: ignore[arg-type]
+    assert held == Bounds(bounds.start, bounds.end, log={"orders": {"0": 9}})
+    assert log.pins == [("sales.june/range", 9)]
+
+
+def test_a_range_that_retention_takes_before_it_is_held_is_refused(
+    live: PipelineConfig, log: type[Log]
+) -> None:
+    bounds = resolve(live, "earliest", "latest", SYSTEM)
+    log.moves = 9
+    with pytest.raises(BadBackfill, match="orders-0 offsets 5 to 8"):
+        hold(backfill_of(live, "june"), bounds, Log(parse_options(SOURCE)))  # type: ignore[arg-type]
+    assert not log.pins
+
+
+def test_a_rebuild_reads_everything_that_there_is(
+    live: PipelineConfig,
+    log: type[Log],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log.table = 0
+    assert all_of_it(live, SYSTEM).start == {"orders": {"0": 0}}
+    lacks = HistoryLost([Missing("orders", 0, 0, 5)], "The table has only as fields")
+    monkeypatch.setattr(Log, "in_tables", lambda self, missing: ([], lacks if missing else None))
+    assert all_of_it(live, SYSTEM).start == {"orders": {"0": 5}}
+    assert "begins where the log does. The table has only as fields" in caplog.text
+
 
 def test_a_range_beyond_the_end_is_refused_before_it_is_fixed(
-    live: PipelineConfig, monkeypatch: pytest.MonkeyPatch
+    live: PipelineConfig, log: type[Log]
 ) -> None:
-    monkeypatch.setattr(backfill, "Subscription", Log)
     whole = resolve(live, "earliest", '{"orders": {"0": 25}}', SYSTEM)
     assert whole == Bounds({"orders": {"0": 5}}, {"orders": {"0": 25}})
     with pytest.raises(BadBackfill, match="ends before where the backfill is to end in orders-0"):
