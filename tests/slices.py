@@ -65,7 +65,9 @@ SLICES: dict[str, Slice] = {
     "slow-states": Slice((_slow(*_e2e("large_state", "peak", "state_faults")),)),
     "slow-lives": Slice(
         (
-            _slow(*_e2e("sink_lives", "ways_back", "rebuild_steps", "rebuild_store")),
+            _slow(
+                *_e2e("sink_lives", "ways_back", "rebuild_steps", "rebuild_store", "deleted_input")
+            ),
             _slow(*_e2e("reset", "region_lost", "readiness", "explained")),
         )
     ),

@@ -103,9 +103,12 @@ def read(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
         begins = {(each.topic, each.partition): each.end for each in older}
         lost = [each for each in rest if each.stop <= begins.get((each.topic, each.partition), 0)]
         if lost:
-            reason = _NOWHERE if found else subscription.absence
-            subscription.go_on_without(HistoryLost(map(_missing, lost), reason))
-            rest = [each for each in rest if each not in lost]
+            as_records, gone = subscription.in_tables([*map(_missing, lost)])
+            if gone is not None:
+                reason = _NOWHERE if found else subscription.absence
+                subscription.go_on_without(HistoryLost(gone.missing, reason, gone.remedy))
+            kept = [each for each in rest if each not in lost]
+            rest = sorted([*kept, *as_records], key=lambda s: (s.topic, s.partition, s.first))
         parts = split(rest, lambda each: is_free and _is_readable(each, settings))
         frame = _frame(spark, parts, tables, settings, options)
         _held[frame] = undo.pop_all()

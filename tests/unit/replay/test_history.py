@@ -211,6 +211,7 @@ class Planned:
         self.taken: list[list[TableFiles]] = []
         self.failure: CatchwaterError | None = None
         self.older: list[Missing] = []
+        self.are_records = False
         self.absence = "The log does not hold"
 
     def wanted(self) -> list[OffsetRange]:
@@ -225,6 +226,11 @@ class Planned:
         pieces = [piece(0, 50, (0, 50)), piece(50, 100)]
         kept = [each for each in sliced(*pieces) if each.first >= first]
         return kept, ReadPin("http://c", "p", 9)
+
+    def in_tables(self, missing: list[Missing]) -> tuple[list[Slice], HistoryLost | None]:
+        if self.are_records:
+            return [Slice(*each, files=("file:///w",)) for each in missing], None
+        return [], HistoryLost(missing, "Nowhere", "Ask otherwise.")
 
     def go_on_without(self, lost: HistoryLost) -> None:
         raise lost
@@ -298,9 +304,22 @@ def test_what_the_log_has_no_more_is_read_from_the_table_or_named(planned: Any) 
         ([], "The log does not hold: t-0 offsets 0 to 49"),
     ):
         log.found = found
-        with pytest.raises(HistoryLost, match=said):
+        with pytest.raises(HistoryLost, match=said) as lost:
             history.read(None, LEAST)  # type: ignore[arg-type]
+        assert lost.value.hint == "Ask otherwise."
         assert not log.held
+
+
+def test_what_spark_cannot_read_of_a_table_as_it_is_asked_for_the_source_does(
+    planned: Any,
+) -> None:
+    """As bytes that are decoded, or because a quota binds the query."""
+    for quota, found in ((None, [of_table((0, 10, 60))]), (Quota(1, "http://c"), [])):
+        log = planned(quota)
+        log.older, log.found, log.are_records = [Missing("t", 0, 0, 50)], found, True
+        history.read(None, LEAST)  # type: ignore[arg-type]
+        rest = [OffsetRange("t", 0, 0, 10), OffsetRange("t", 0, 60, 100)]
+        assert log.parts == [Parts([], rest if found else [OffsetRange("t", 0, 0, 100)])]
 
 
 def test_a_table_is_not_read_where_a_quota_binds(planned: Any) -> None:

@@ -1,14 +1,13 @@
 """A materialised view, or an external store, made anew from history and put in its place.
 
 A rebuild is a backfill of everything, in the log and in topics' tables, into tables of its own;
-what is for a key-value store is held
-back. When it has caught up, the pipeline is stopped; the rebuild reads what came meanwhile; then
-each table's rows and marks take the place of the live ones in one transaction, the store gets the
-newest record of every key, and the pipeline's checkpoint hands over to the rebuild's. Readers of a
-table see the old view or the new one; those of a store see one record after the other change. Cut
-short anywhere, the same steps done again end in the same place: every one of them looks whether it
-was done. From before the first exchange on the pipeline does not start from its old checkpoint,
-which knows nothing of what its sinks hold then.
+what is for a key-value store is held back. When it has caught up, the pipeline is stopped; the
+rebuild reads what came meanwhile; then each table's rows and marks take the place of the live ones
+in one transaction, the store gets the newest record of every key, and the pipeline's checkpoint
+hands over to the rebuild's. Readers of a table see the old view or the new one; those of a store
+see one record after the other change. Cut short anywhere, the same steps done again end in the same
+place: every one of them looks whether it was done. From before the first exchange on the pipeline
+does not start from its old checkpoint, which knows nothing of what its sinks hold then.
 
 Only what replaces can be rebuilt: in a topic or a folder of files the old outputs would stay.
 """
