@@ -194,22 +194,36 @@ def test_a_table_that_somebody_has_deleted_from_is_not_taken_for_the_topic(spark
     assert_same(spark, broker, "parted", native=False)
 
 
-def test_what_the_log_has_no_more_is_read_from_the_table(spark, broker):
+def create(broker, topic, **settings):
+    """A topic and its table with 2,000 records."""
     config = {
-        "catchwater.table": "lake.kept", "catchwater.table.commit.interval.ms": "100",
+        "catchwater.table": f"lake.{topic}",
+        "catchwater.table.commit.interval.ms": "100",
         "retention.ms": "-1",
-    }  # fmt: skip
+    }
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-    admin.create_topics([NewTopic("kept", 2, config=config)])["kept"].result(DEADLINE_S)
-    produce(broker, "kept", 0, 2_000)
-    until_written(broker, "kept", 2_000)
+    made = NewTopic(topic, 2, config=config | settings)
+    admin.create_topics([made])[topic].result(DEADLINE_S)
+    produce(broker, topic, 0, 2_000)
+    until_written(broker, topic, 2_000)
+
+
+def delete(broker, topic, before):
+    """Let the log delete what lies before an offset of each partition."""
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    places = [TopicPartition(topic, partition, before) for partition in (0, 1)]
+    for deleted in admin.delete_records(places).values():
+        deleted.result(DEADLINE_S)
+
+
+def test_what_the_log_has_no_more_is_read_from_the_table(spark, broker):
+    create(broker, "kept")
     hold(broker, "kept")
     produce(broker, "kept", 2_000, 2_100)
     unpinned = {"catchwater.pin.lease": "0"}
     whole = rows(by_source(spark, broker, "kept", **unpinned))
     assert len(whole) == 2_100
-    for deleted in admin.delete_records([TopicPartition("kept", p, 600) for p in (0, 1)]).values():
-        deleted.result(DEADLINE_S)
+    delete(broker, "kept", 600)
 
     def held():
         """How many partitions a query holds from where the log begins; others are of the tail."""
@@ -243,11 +257,11 @@ def test_what_the_log_has_no_more_is_read_from_the_table(spark, broker):
     wanted = [row for row in whole if row.offset >= start["kept"][str(row.partition)]]
     assert rows(by_source(spark, broker, "kept", **given, **unpinned)) == wanted
     assert rows(by_source(spark, broker, "kept", startingOffsets="table")) == whole
-    streamed = spark.readStream.format("catchwater").options(
-        **{"kafka.bootstrap.servers": broker.bootstrap}, subscribe="kept", startingOffsets="table",
-        maxOffsetsPerTrigger="500",
-    ).load().writeStream.format("memory").queryName("streamed").trigger(availableNow=True)  # fmt: skip
-    streamed.start().awaitTermination()
+    asked = {"subscribe": "kept", "startingOffsets": "table", "maxOffsetsPerTrigger": "500"}
+    asked["kafka.bootstrap.servers"] = broker.bootstrap
+    stream = spark.readStream.format("catchwater").options(**asked).load()
+    query = stream.writeStream.format("memory").queryName("streamed").trigger(availableNow=True)
+    query.start().awaitTermination()
     assert rows(spark.table("streamed")) == whole
     typed = {"valueFormat": "json", "valueSchema": SCHEMA}
     frame, files = by_name(spark, broker, "kept", **given, **typed)
@@ -257,25 +271,21 @@ def test_what_the_log_has_no_more_is_read_from_the_table(spark, broker):
 
 
 def test_what_a_table_of_fields_does_not_tell_is_named(spark, broker):
-    """The table of the first tests, from which the log is deleted at last."""
-    hold(broker, "typed")
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-    places = [TopicPartition("typed", partition, 600) for partition in (0, 1)]
-    for deleted in admin.delete_records(places).values():
-        deleted.result(DEADLINE_S)
-    given = {"startingOffsets": '{"typed": {"0": 100, "1": 599}}'}
-    lost = "typed-0 offsets 100 to 599; typed-1 offsets 599 to 599"
+    create(broker, "fields", **SETTINGS["typed"])
+    delete(broker, "fields", 600)
+    given = {"startingOffsets": '{"fields": {"0": 100, "1": 599}}'}
+    lost = "fields-0 offsets 100 to 599; fields-1 offsets 599 to 599"
     with pytest.raises(Exception, match=f"has only as fields: {lost}"):
-        by_source(spark, broker, "typed", **given).collect()
+        by_source(spark, broker, "fields", **given).collect()
     other = {"valueFormat": "json", "valueSchema": "id long"}
     with pytest.raises(HistoryLost, match=f"Neither the log nor, .*: {lost}"):
-        by_name(spark, broker, "typed", **given, **other)
+        by_name(spark, broker, "fields", **given, **other)
     less, _ = by_name(
-        spark, broker, "typed", **given, **other, onMalformed="null", failOnDataLoss="false"
+        spark, broker, "fields", **given, **other, onMalformed="null", failOnDataLoss="false"
     )
     assert less.where(f.col("offset") < 600).count() == 0
     asked = {"valueFormat": "json", "valueSchema": SCHEMA, "onMalformed": "null"}
-    frame, files = by_name(spark, broker, "typed", **given, **asked)
+    frame, files = by_name(spark, broker, "fields", **given, **asked)
     assert files and frame.where(f.col("offset") < 600).count() == 501
 
 
