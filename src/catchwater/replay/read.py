@@ -43,6 +43,7 @@ from catchwater.wire.arrow import (
     Located,
     PlacedBatch,
     RecordsDamaged,
+    encode_batch,
     locate,
     place,
 )
@@ -199,7 +200,7 @@ def hidden(located: Located, policy: FieldPolicy) -> Iterator[Located]:
     ]
     keys, values = (located.column(name).to_pylist() for name in ("key", "value"))
     records = [*zip(keys, map(policy.apply, values), times, pairs, strict=True)]
-    yield from made_again(records, located.offsets, located.append_times)
+    yield from made_again(encode_batch(records), located.offsets, located.append_times)
 
 
 def _even(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:

@@ -12,21 +12,33 @@ been hidden already, where the topic says so (`values.policy`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from catchwater.config import CatchwaterError
 from catchwater.replay.plan import Slice
-from catchwater.wire.arrow import Located, Record, encode_batch, locate, place
+from catchwater.wire.arrow import Located, encode_columns, locate, place
+from catchwater.wire.columns import HEADERS_TYPE
 
 _PLACE = ("partition", "offset")
-_CONTENT = ("timestamp", "timestampType", "key", "value", "headers")
+_STORED = pa.schema(
+    [
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("us", "UTC")),
+        ("timestampType", pa.int32()),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("headers", HEADERS_TYPE),
+    ]
+)
+_ALWAYS = ("timestamp", "timestampType")
 _ROWS = 10_000
-"""Made into one batch; most of what is held meanwhile are objects of Python."""
+"""Made into one batch."""
 
 
 class TimeLost(CatchwaterError):
@@ -56,26 +68,25 @@ def records_of(
     `pay` is called with the bytes of each group before it is read. Raises `TimeLost`, `OSError`,
     and `pyarrow.ArrowException` for what is no file of a table.
     """
-    names = [name for name in _CONTENT if name in columns or name.startswith("timestamp")]
+    names = [*_ALWAYS, *(name for name in ("key", "value", "headers") if name in columns)]
     groups = sorted(each for path in wanted.files for each in _groups(path, wanted))
-    waiting: pa.Table | None = None
+    waiting = _STORED.empty_table().select([*names, "offset"])
     for index, group in enumerate(groups):
         pay(group.size_bytes)
         rows = _read(group, wanted, names)
-        waiting = rows if waiting is None else pa.concat_tables([waiting, rows])
+        waiting = pa.concat_tables([waiting, rows])
         stop = groups[index + 1].first if index + 1 < len(groups) else wanted.stop
         is_next = pc.less(waiting.column("offset"), stop)
-        yield from _records(waiting.filter(is_next).sort_by("offset"), wanted)
-        waiting = waiting.filter(pc.invert(is_next))
+        yield from _records(_in_order(_where(is_next, waiting)), wanted)
+        waiting = _where(pc.invert(is_next), waiting)
 
 
 def made_again(
-    found: Sequence[Record], offsets: np.ndarray[Any, Any], append_times: np.ndarray[Any, Any]
+    data: bytes, offsets: npt.NDArray[np.int64], append_times: npt.NDArray[np.int32]
 ) -> Iterator[Located]:
-    """Records of which only the content is known, where they lay."""
-    data = encode_batch(found)
+    """The records of a batch that was made of their content, where they lay."""
     at = 0
-    for each in locate(data, place(data), first=0, stop=len(found)):
+    for each in locate(data, place(data), first=0, stop=len(offsets)):
         upto = at + len(each.offsets)
         yield each._replace(offsets=offsets[at:upto], append_times=append_times[at:upto])
         at = upto
@@ -117,13 +128,26 @@ def _read(group: _Group, wanted: Slice, names: Sequence[str]) -> pa.Table:
             pc.and_(pc.greater_equal(offsets, wanted.first), pc.less(offsets, wanted.stop)),
         )
         rows = file.read_row_group(group.number, [*names])
-    rows = rows.select([*names]).append_column("offset", offsets)
-    return rows.filter(is_wanted)
+    rows = rows.select([*names]).append_column(_STORED.field("offset"), offsets)
+    stored = pa.schema([_STORED.field(name) for name in rows.column_names])
+    return _where(is_wanted, rows.cast(stored))
+
+
+def _where(is_wanted: pa.ChunkedArray, rows: pa.Table) -> pa.Table:
+    """These rows; no copy, if it is all of them."""
+    return rows if pc.all(is_wanted).as_py() is not False else rows.filter(is_wanted)
+
+
+def _in_order(rows: pa.Table) -> pa.Table:
+    """By offset, as they nearly always lie."""
+    offsets = rows.column("offset").to_numpy()
+    return rows if (offsets[:-1] < offsets[1:]).all() else rows.sort_by("offset")
 
 
 def _records(rows: pa.Table, wanted: Slice) -> Iterator[Located]:
-    for at in range(0, len(rows), _ROWS):
-        part = rows.slice(at, _ROWS)
+    for part in rows.to_batches(max_chunksize=_ROWS):
+        if not part.num_rows:
+            continue
         times = part.column("timestamp")
         if times.null_count:
             lost = part.filter(times.is_null()).column("offset")[0].as_py()
@@ -133,17 +157,13 @@ def _records(rows: pa.Table, wanted: Slice) -> Iterator[Located]:
                 hint="Begin after it.",
             )
         times_ms = np.floor_divide(times.cast(pa.int64()).to_numpy(), 1000)
-        found = zip(
-            _content(part, "key"),
-            _content(part, "value"),
-            times_ms.tolist(),
-            [[(each["key"], each["value"]) for each in pairs or ()]
-             for pairs in _content(part, "headers")],
-            strict=True,
-        )  # fmt: skip
-        append_times = part.column("timestampType").to_numpy().astype(np.int32)
-        yield from made_again([*found], part.column("offset").to_numpy(), append_times)
+        key, value, headers = (_content(part, name) for name in ("key", "value", "headers"))
+        data = encode_columns(key, value, times_ms, headers)
+        append_times = part.column("timestampType").to_numpy()
+        yield from made_again(data, part.column("offset").to_numpy(), append_times)
 
 
-def _content(rows: pa.Table, name: str) -> list[Any]:
-    return rows.column(name).to_pylist() if name in rows.column_names else [None] * len(rows)
+def _content(rows: pa.RecordBatch, name: str) -> pa.Array:
+    if name in rows.schema.names:
+        return rows.column(name)
+    return pa.nulls(rows.num_rows, _STORED.field(name).type)

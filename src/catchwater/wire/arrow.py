@@ -473,7 +473,8 @@ def encode_batch(
         raise ValueError("A record batch holds at least one record.")
     keys, values, timestamps, headers = zip(*records, strict=True)
     times = np.array(timestamps, np.int64)
-    body = codecs.compress(codec, _encode_records(times - times[0], keys, values, headers))
+    encoded = [_encode_headers(pairs) if pairs else _NO_HEADERS for pairs in headers]
+    columns = [_side_by_side(column) for column in (keys, values, encoded)]
     header = BatchHeader(
         base_offset,
         0,
@@ -489,27 +490,59 @@ def encode_batch(
         base_sequence,
         len(records),
     )
-    return encode(header, body)
+    return encode(header, codecs.compress(codec, _encode_records(times, columns)))
 
 
-def _encode_records(
-    time_deltas: npt.NDArray[np.int64],
-    keys: Sequence[bytes | None],
-    values: Sequence[bytes | None],
-    headers: Sequence[Sequence[tuple[str, bytes | None]]],
-) -> memoryview:
-    encoded = [_encode_headers(pairs) if pairs else _NO_HEADERS for pairs in headers]
-    columns = [_side_by_side(column) for column in (keys, values, encoded)]
+def encode_columns(
+    keys: pa.Array, values: pa.Array, times: npt.NDArray[np.int64], headers: pa.Array
+) -> bytes:
+    """As `encode_batch`, of at least one record in columns like those of `decode`.
+
+    Times are milliseconds. No record becomes an object of Python unless it has headers.
+    """
+    count = len(times)
+    encoded = np.frombuffer(_NO_HEADERS * count, np.uint8), np.ones(count, np.int64)
+    if pc.any(pc.greater(pc.list_value_length(headers), 0)).as_py():
+        pairs = [
+            [(each["key"], each["value"]) for each in row or ()] for row in headers.to_pylist()
+        ]
+        encoded = _side_by_side([_encode_headers(row) if row else _NO_HEADERS for row in pairs])
+    columns = [_in_place(keys), _in_place(values), encoded]
+    header = BatchHeader(
+        0, 0, -1, MAGIC, 0, 0, count - 1, int(times[0]), int(times.max()),
+        NO_PRODUCER_ID, -1, NO_SEQUENCE, count,
+    )  # fmt: skip
+    return encode(header, _encode_records(times, columns))
+
+
+_Column = tuple[_Bytes, npt.NDArray[np.int64]]
+"""Values side by side, and their sizes; -1 is null."""
+
+
+def _encode_records(times: npt.NDArray[np.int64], columns: Sequence[_Column]) -> memoryview:
+    """Of keys, values, and headers as they are encoded."""
     content_bytes = sum(len(content) for content, _ in columns)
-    most_bytes = content_bytes + len(keys) * kernels.MOST_RECORD_OVERHEAD_BYTES
+    most_bytes = content_bytes + len(times) * kernels.MOST_RECORD_OVERHEAD_BYTES
     target = np.empty(most_bytes, np.uint8)
     arrays = [array for column in columns for array in column]
-    written = kernels.write_records(time_deltas, *arrays, target)
+    written = kernels.write_records(times - times[0], *arrays, target)
     return target[:written].data
 
 
-def _side_by_side(column: Sequence[bytes | None]) -> tuple[_Bytes, npt.NDArray[np.int64]]:
-    """The values in one array, and their sizes; -1 is null."""
+def _in_place(column: pa.Array) -> _Column:
+    """The values of a column of bytes, without a copy."""
+    column = column.cast(pa.binary())
+    nulls = column.is_null().to_numpy(zero_copy_only=False)
+    if column.null_count:
+        column = column.fill_null(b"")  # else bytes could lie behind a null
+    _, ends, content = column.buffers()
+    at = np.frombuffer(ends, np.int32)[column.offset : column.offset + len(column) + 1]
+    sizes = np.diff(at).astype(np.int64)
+    sizes[nulls] = -1
+    return np.frombuffer(content or b"", np.uint8)[at[0] : at[-1]], sizes
+
+
+def _side_by_side(column: Sequence[bytes | None]) -> _Column:
     sizes = np.array([-1 if value is None else len(value) for value in column], np.int64)
     content = b"".join([value for value in column if value is not None])
     return np.frombuffer(content, np.uint8), sizes

@@ -105,6 +105,14 @@ def test_one_record_and_none(tmp_path: Path) -> None:
     assert read([written(tmp_path / "none", [])], 0, 9) == []
 
 
+def test_only_the_columns_that_are_asked_for_are_there(tmp_path: Path) -> None:
+    task = Task((Slice("t", 1, 0, 9, files=(written(tmp_path / "f", [record(1, 8)]),)),))
+    [rows] = read_task(task, ReadSettings("h:1", ("offset", "topic", "value")))
+    assert rows.to_pylist() == [{"offset": 8, "topic": "t", "value": record(1, 8)["value"]}]
+    [bundle] = read_task(task, ReadSettings("h:1", COLUMNS, bundled=True))
+    assert bundle.num_rows == 1
+
+
 def test_groups_without_a_wanted_row_are_not_read_nor_paid_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,10 +23,12 @@ from catchwater.wire.arrow import (
     RecordsDamaged,
     decode,
     encode_batch,
+    encode_columns,
     place,
 )
 from catchwater.wire.batch import encode_zigzag, read_header
 from catchwater.wire.codecs import Codec
+from catchwater.wire.columns import HEADERS_TYPE
 
 with warnings.catch_warnings():  # kafka-python reads its schemas in a way that Python deprecates
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -388,6 +390,31 @@ def test_batches_that_unfold_to_more_than_there_is_room_for_are_read_as_well(
     found = [row for rows in decode(data, place(data)) for row in rows.to_pylist()]
     assert [row["offset"] for row in found] == list(range(len(sizes)))
     assert [(row["key"], row["value"]) for row in found] == [each[:2] for each in records]
+
+
+@given(RECORDS, st.integers(0, 50), st.sampled_from([pa.binary(), pa.large_binary()]))
+def test_columns_become_the_batch_that_their_records_would(
+    records: list[Record], first: int, kind: pa.DataType
+) -> None:
+    """Also those of a part of a column, and where bytes lie behind a null."""
+    keys, values, times, headers = zip(*records, strict=True)
+    first = min(first, len(records) - 1)
+    pairs = [[{"key": key, "value": value} for key, value in each] or None for each in headers]
+    hidden = pa.array([value or b"behind" for value in values], kind)
+    where = pa.array([value is None for value in values])
+    masked = pa.array([None if value is None else value for value in values], kind)
+    assert encode_columns(
+        pa.array(keys, kind)[first:],
+        masked[first:],
+        np.array(times[first:], np.int64),
+        pa.array(pairs, HEADERS_TYPE)[first:],
+    ) == encode_batch(records[first:])
+    buffers = [masked.buffers()[0], *hidden.buffers()[1:]]
+    behind = pa.Array.from_buffers(kind, len(values), buffers)
+    if not any(value == b"" for value in values):
+        columns = pa.array(keys, kind), behind, np.array(times, np.int64)
+        assert where.equals(behind.is_null())
+        assert encode_columns(*columns, pa.array(pairs, HEADERS_TYPE)) == encode_batch(records)
 
 
 def test_codecs_may_change_from_batch_to_batch() -> None:
