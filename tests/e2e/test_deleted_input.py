@@ -26,6 +26,7 @@ from catchwater.clock import SYSTEM
 from catchwater.pipeline.run import config
 from catchwater.pipeline.run.backfill import BadBackfill, backfill_of, begin, begun, hold, resolve
 from catchwater.replay.control import Control
+from catchwater.replay.options import BadOption
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -204,9 +205,13 @@ def test_what_is_in_neither_is_named_before_anything_is_begun(
         resolve(tally, everything, "latest", SYSTEM)
     assert "Choose a later start" in str(lost.value.hint)
 
-    data = orders.broker.data_dir.absolute()
+    load(orders.broker, TOPIC).delete("offset = 72")
+    with pytest.raises(BadBackfill, match="not stand in for: orders-0 offsets 70 to 74") as lost:
+        resolve(tally, places(70), "latest", SYSTEM)
+    assert "Rows of lake.orders were deleted or added by somebody else." in str(lost.value.hint)
+    with pytest.raises(BadOption, match="orders cannot be read from where its table begins"):
+        resolve(tally, "table", "latest", SYSTEM)
     load(orders.broker, TOPIC).catalog.drop_table(f"lake.{TOPIC}")
-    assert (data / "tables.db").exists()
     with pytest.raises(BadBackfill, match="offsets 70 to 74"):
         resolve(tally, places(70), "latest", SYSTEM)
 

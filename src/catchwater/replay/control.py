@@ -217,7 +217,8 @@ class Control:
             self._clock.pause(_LONGEST_BACKOFF_S * self._clock.random.uniform(0.5, 1.0))
 
     def table_files(self, topic: str, wanted: Mapping[int, tuple[int, int]]) -> TableFiles | None:
-        """Files of the topic's table that stand for these offsets, as far as there are any.
+        """Files of the topic's table that stand for these offsets, as far as there are any, or why
+        there are none; None: it has nothing of them, or there is no table.
 
         Raises `SentAstray` where they lie where nothing may be read.
         """
@@ -226,8 +227,10 @@ class Control:
             answer = self.request(
                 "POST", f"{_path('topics', topic)}/table/files", {"ranges": ranges}
             )
-        except ControlRefused:
-            return None  # It is no table, or a broker's that is older or has it out of reach.
+        except ControlRefused as refusal:
+            if not refusal.code.startswith("TABLE_"):
+                return None  # It is no table, or a broker's that is older.
+            return TableFiles(topic, {}, (), (), "", 0, False, why=str(refusal))
         if not answer["spans"]:
             return None
         found = TableFiles(

@@ -83,6 +83,8 @@ class TableFiles(NamedTuple):
     """How many values of the table may not be as declared."""
     left_out: bool
     """Whether records of aborted transactions are not in it."""
+    why: str = ""
+    """Why there are no files, though the topic is a table, as a sentence."""
 
 
 def without(slices: Iterable["Slice"], tables: Iterable[TableFiles]) -> list["Slice"]:

@@ -44,6 +44,7 @@ CATALOG_WAIT_S = 0.5
 """A catalog follows its log within a second, and is opened anew for every question."""
 
 _ABSENT = "The log does not hold"
+_UNFIT = "The log does not hold, and the topic's table does not stand in for"
 _AS_FIELDS = "The log does not hold, and the topic's table has only as fields"
 _NOT_ABORTED = "The log does not hold, and the topic's table has without aborted records"
 _READ_FIELDS = (
@@ -264,7 +265,9 @@ class Subscription:
         found: list[Slice] = []
         unfit: list[tuple[str, str]] = []
         for table in self.tables([Slice(*gap) for gap in missing]):
-            if table.values:
+            if table.why:
+                unfit.append((_UNFIT, table.why))
+            elif table.values:
                 unfit.append((_AS_FIELDS, _READ_FIELDS))
             elif table.left_out and not self.options.read_committed:
                 unfit.append((_NOT_ABORTED, _READ_COMMITTED))
@@ -370,10 +373,19 @@ class Subscription:
         return self._list(dict.fromkeys(partitions, position.everywhere))
 
     def _beginnings(self, partitions: Iterable[TopicPartition]) -> Offsets:
-        """Where tables begin that begin before the log, and elsewhere the log."""
+        """Where tables begin that begin before the log, and elsewhere the log.
+
+        Raises `BadOption` for a topic's table that does not say.
+        """
         starts = self.earliest(partitions)
         deleted = [Slice(*key, 0, first) for key, first in sorted(starts.items()) if first]
         for table in self.tables(deleted):
+            if table.why:
+                raise BadOption(
+                    f"{table.topic} cannot be read from where its table begins: the table does "
+                    "not stand in for the log.",
+                    hint=f"{table.why} Begin at earliest.",
+                )
             for partition, (first, _) in table.spans.items():
                 starts[table.topic, partition] = first
         return starts

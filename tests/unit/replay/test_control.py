@@ -264,3 +264,14 @@ def test_the_keeper_of_a_quota_is_asked_by_the_same_user() -> None:
     quota = Answering("https://alice:secret@h:9644").plan([OffsetRange("t", 0, 0, 1)]).quota
     assert quota is not None
     assert quota.keeper_url == "https://alice:secret@h:9645"
+
+
+def test_why_a_table_does_not_stand_in_for_its_topic_is_told(api: Api, control: Control) -> None:
+    unfit = {"error": "TABLE_UNFIT", "message": "A column of lake.t was renamed."}
+    absent = {"error": "NO_TABLE", "message": "t is no table."}
+    api.answers += [(409, unfit), (404, absent), (200, {"spans": []})]
+    found = [control.table_files("t", {0: (3, 9)}) for _ in range(3)]
+    assert found[0] is not None
+    assert (found[0].spans, found[0].why) == ({}, "A column of lake.t was renamed.")
+    assert found[1:] == [None, None]
+    assert api.calls[0][2] == {"ranges": [{"partition": 0, "start": 3, "end": 9}]}

@@ -92,6 +92,8 @@ class Log:
         self.asked.append("table")
         if self.table is None or topic != "a":
             return None
+        if self.table.why:
+            return self.table
         spans = {}
         for partition, (start, end) in wanted.items():
             first, stop = self.table.spans.get(partition, (0, 0))
@@ -298,6 +300,9 @@ def a_table(first: int, stop: int, *, values: str = "", left_out: bool = False) 
     return TableFiles("a", {0: (first, stop)}, ["file:///w"], ["file:///p"], values, 0, left_out)
 
 
+UNFIT = TableFiles("a", {}, [], [], "", 0, False, why="It was renamed.")
+
+
 def places(query: Subscription, start: int, end: int) -> list[tuple[int, int, tuple[str, ...]]]:
     tasks = query.tasks({A0: start}, {A0: end}, 1)
     return [(each.first, each.stop, each.files) for task in tasks for each in task.slices]
@@ -329,6 +334,12 @@ def test_a_query_begins_where_the_table_does(log: type[Log]) -> None:
     assert subscribed(startingOffsets="table").starting(LATEST) == {A0: 10, A1: 0}
     with pytest.raises(BadOption, match="endingOffsets"):
         subscribed(endingOffsets="table")
+    log.table = UNFIT
+    with pytest.raises(BadOption, match="a cannot be read from where its table begins") as unfit:
+        subscribed(startingOffsets="table").starting(LATEST)
+    assert unfit.value.hint == "It was renamed. Begin at earliest."
+    log.ends = {A0: (0, 100)}  # nothing is deleted
+    assert subscribed(startingOffsets="table").starting(LATEST) == {A0: 0}
 
 
 @pytest.mark.parametrize(
@@ -339,6 +350,7 @@ def test_a_query_begins_where_the_table_does(log: type[Log]) -> None:
         (a_table(0, 5), "The log does not hold: a-0 offsets 5 to 9", "Name offsets"),
         (a_table(0, 60, values="x"), "only as fields: a-0 offsets 3 to 9", "value.format"),
         (a_table(0, 60, left_out=True), "without aborted .*: a-0 offsets 3 to 9", "isolation"),
+        (UNFIT, "not stand in for: a-0 offsets 3 to 9", "It was renamed."),
     ],
 )
 def test_what_a_table_does_not_hold_as_it_was_is_named(

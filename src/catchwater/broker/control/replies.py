@@ -30,7 +30,7 @@ from catchwater.config import CatchwaterError
 from catchwater.log.core import RangeMissing
 from catchwater.log.read.history import PlanTooLarge
 from catchwater.log.storage import StagedDamaged
-from catchwater.log.tables.open import TableRefused, TableUnavailable
+from catchwater.log.tables.open import TableRefused, TableUnavailable, TableUnfit
 from catchwater.objects.base import ObjectMissing
 from catchwater.values.settings import BadSchema
 from catchwater.wal.base import WalReadError
@@ -62,6 +62,7 @@ _STATUSES: Mapping[type[CatchwaterError], tuple[int, str]] = {
     StagedDamaged: (422, "STAGED_DAMAGED"),
     TableRefused: (409, "TABLE_REFUSED"),
     TableUnavailable: (502, "TABLE_UNAVAILABLE"),
+    TableUnfit: (409, "TABLE_UNFIT"),
     BadSchema: (409, "TABLE_REFUSED"),
     TooManyReports: (507, "TOO_MANY_REPORTS"),
     CatalogFull: (507, "STORAGE_FULL"),

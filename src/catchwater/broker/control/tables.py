@@ -13,6 +13,7 @@ from catchwater.broker.control.plans import is_here
 from catchwater.broker.control.replies import Refusal, find, json_reply, read_body
 from catchwater.broker.gate import Operation
 from catchwater.catalog.rows import Topic
+from catchwater.log.tables.open import TableUnfit
 from catchwater.log.tables.settings import TABLE, has_table
 
 
@@ -60,12 +61,13 @@ class Tables:
         wanted = {each.partition: (each.start, each.end) for each in body.ranges}
         if len(wanted) < len(body.ranges):
             raise Refusal(400, "INVALID_RANGES", "A partition is asked for twice.")
-        found = None
-        if await asyncio.to_thread(is_here, request):
-            found = await self._keeping.tables.native(topic, wanted)
-        named = [*found.whole, *found.partly] if found else []
-        if found is None or not all(file.startswith("file:///") for file in named):
+        if not await asyncio.to_thread(is_here, request):
+            raise TableUnfit("A table's files are named to readers on the broker's machine.")
+        found = await self._keeping.tables.native(topic, wanted)
+        if found is None:
             return json_reply({"spans": []})
+        if not all(file.startswith("file:///") for file in (*found.whole, *found.partly)):
+            raise TableUnfit(f"The files of {topic.config[TABLE]} lie in an object store.")
         spans = [
             {"partition": partition, "start": first, "end": stop}
             for partition, (first, stop) in found.spans.items()

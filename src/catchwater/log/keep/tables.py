@@ -21,7 +21,7 @@ from catchwater.config import CatchwaterError
 from catchwater.log.core import Core
 from catchwater.log.keep.leases import TTL_MS, Leases
 from catchwater.log.read.stable import Stability
-from catchwater.log.tables.open import TableRefused
+from catchwater.log.tables.open import TableRefused, TableUnfit
 from catchwater.log.tables.settings import (
     COMMIT_INTERVAL,
     COMMIT_INTERVAL_MS,
@@ -184,13 +184,15 @@ class TableKeeper:
         }
 
     async def native(self, topic: Topic, wanted: Mapping[int, tuple[int, int]]) -> "Native | None":
-        """Files that stand for these offsets as far as the table has them; raises as `status`.
+        """Files that stand for these offsets as far as the table has them; None: it has none.
 
-        None for a compacted topic, whose table has versions that the log has no more, and for a
-        table that has only the newest of each key.
+        Raises as `status`; and `TableUnfit` also for a compacted topic, whose table has versions
+        that the log has no more, and for a table that has only the newest of each key.
         """
         if COMPACT in cleanup_policies(topic) or upserts(topic):
-            return None
+            raise TableUnfit(
+                f"{topic.name} is compacted, or its table has only the newest row of each key."
+            )
 
         def look() -> "Native | None":
             table, written = self.writer.look(topic)

@@ -22,10 +22,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from catchwater.clock import Clock
-from catchwater.log.tables.open import TableRefused, TableUnavailable
+from catchwater.log.tables.open import TableRefused, TableUnavailable, TableUnfit
 from catchwater.log.tables.rows import Shape
 from catchwater.log.tables.settings import TableSettings
-from catchwater.values.policy import parse_policy
+from catchwater.values.policy import FIELDS, parse_policy
 from catchwater.values.settings import identity
 
 if TYPE_CHECKING:
@@ -303,25 +303,26 @@ class TopicTable:
 
     def native(self, wanted: Mapping[int, tuple[int, int]]) -> "Native | None":
         """The files of the open table that stand for what is wanted of the topic, as far as they
-        do; None: a reader is better off with the log.
+        do; None: there are none yet.
 
-        The rows of a table are the topic's records unless somebody else has deleted or added some,
-        or has renamed a column that is in older files by another name. What lies before a gap of
-        the table stands for nothing.
+        What lies before a gap of the table stands for nothing. Raises `TableUnfit` where somebody
+        else has deleted rows or added some, or has renamed a column that is in older files by
+        another name, and `TableUnavailable`.
         """
         assert self._table is not None, "the table is open"
         table, state = self._table, table_state(self._table)
         uniform, snapshot = state.uniform, table.current_snapshot()
         if uniform is None or snapshot is None or snapshot.summary is None:
             return None
+        name = self.settings.name
         if uniform.fields != self.settings.fields:
-            return None
+            raise TableUnfit(f"{FIELDS} has changed since the rows of {name} were written.")
         if int(snapshot.summary["total-records"] or -1) != state.total or (
             int(snapshot.summary["total-delete-files"] or 0)
         ):
-            return None
+            raise TableUnfit(f"Rows of {name} were deleted or added by somebody else.")
         if not _keeps_names(table, self._shape.schema.names):
-            return None
+            raise TableUnfit(f"A column of {name} was renamed.")
         spans, gaps = {}, dict[int, int]()
         for partition, _, end in state.gaps:
             gaps[partition] = max(end, gaps.get(partition, 0))

@@ -28,6 +28,10 @@ class TableRefused(CatchwaterError):
     """The table cannot take the topic's records as it is; the log keeps them."""
 
 
+class TableUnfit(CatchwaterError):
+    """The table's rows are not the topic's records as they were, so they stand in for none."""
+
+
 class ValueRefused(CatchwaterError):
     """A value that is not as its topic declares, where the table is to wait for it."""
 

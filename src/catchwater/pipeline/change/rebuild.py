@@ -29,7 +29,7 @@ from catchwater.recovery import checkpoint, handover, pins
 from catchwater.recovery.checkpoint import settle
 from catchwater.recovery.folder import adopt_home
 from catchwater.replay.offsets import to_json
-from catchwater.replay.options import parse_options
+from catchwater.replay.options import BadOption, parse_options
 from catchwater.replay.subscription import COMMAND_S, Subscription
 from catchwater.sinks.base import TargetDiffers
 from catchwater.sinks.config import truth_of
@@ -79,9 +79,9 @@ def all_of_it(rebuild: PipelineConfig, clock: Clock) -> Bounds:
     """
     try:
         return resolve(rebuild, "table", "latest", clock)
-    except BadBackfill as error:
+    except (BadBackfill, BadOption) as error:
         bounds = resolve(rebuild, "earliest", "latest", clock)
-        _log.warning("The rebuild begins where the log does. %s", error)
+        _log.warning("The rebuild begins where the log does. %s %s", error, error.hint)
         return bounds
 
 

@@ -27,7 +27,7 @@ from catchwater.log.keep.pack import Packer
 from catchwater.log.tables import iceberg, upkeep
 from catchwater.log.tables import writer as writing
 from catchwater.log.tables.iceberg import TopicTable, table_state
-from catchwater.log.tables.open import TableRefused, TableUnavailable
+from catchwater.log.tables.open import TableRefused, TableUnavailable, TableUnfit
 from catchwater.log.tables.rows import RAW, Shape
 from catchwater.log.tables.settings import PARTITION_BY, TABLE, Term, refused_table, terms
 from catchwater.log.tables.writer import TableWriter
@@ -709,7 +709,8 @@ def test_rows_that_somebody_deleted_stay_deleted_and_are_known_to_be(world: Worl
     assert len(live_files(world)) == 1
     assert world.places() == [each for each in world.expected() if each != (0, 1)]
     broker.table(topic).open()
-    assert broker.table(topic).native({0: (0, 4)}) is None, "it is not the topic any more"
+    with pytest.raises(TableUnfit, match="deleted or added by somebody else"):
+        broker.table(topic).native({0: (0, 4)})
 
 
 @pytest.mark.parametrize("crash", ["before", "after"])

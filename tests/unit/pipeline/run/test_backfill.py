@@ -24,7 +24,7 @@ from catchwater.pipeline.run.config import AVAILABLE_NOW, PipelineConfig
 from catchwater.recovery import handover
 from catchwater.replay.control import ControlRefused
 from catchwater.replay.offsets import HistoryLost
-from catchwater.replay.options import SourceOptions, parse_options
+from catchwater.replay.options import BadOption, SourceOptions, parse_options
 from catchwater.replay.plan import Missing, Slice
 from catchwater.sinks.config import AT_LEAST_ONCE, parse
 
@@ -221,6 +221,15 @@ def test_a_rebuild_reads_everything_that_there_is(
     monkeypatch.setattr(Log, "in_tables", lambda self, missing: ([], lacks if missing else None))
     assert all_of_it(live, SYSTEM).start == {"orders": {"0": 5}}
     assert "begins where the log does. The table has only as fields" in caplog.text
+
+    def refused(self: Log, default: int) -> Any:
+        if self._options.starting.of_table:
+            raise BadOption("The table is not the topic.", hint="Begin at earliest.")
+        return {KEY: 5}
+
+    monkeypatch.setattr(Log, "starting", refused)
+    assert all_of_it(live, SYSTEM).start == {"orders": {"0": 5}}
+    assert "begins where the log does. The table is not the topic." in caplog.text
 
 
 def test_a_range_beyond_the_end_is_refused_before_it_is_fixed(
