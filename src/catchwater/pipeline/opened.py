@@ -595,8 +595,8 @@ def check_fit(config: PipelineConfig, specs: Sequence[FunctionSpec]) -> None:
 
 def _check_beginning(config: PipelineConfig) -> None:
     """Raise `ConfigError` for a beginning that no restore could be promised from."""
-    starting = parse_options(config.source_options).starting
-    if starting is not None and starting.of_table:
+    starting = [v for k, v in config.source.items() if k.lower() == "startingoffsets"]
+    if "table" in (each.strip().lower() for each in starting):
         raise ConfigError(
             "A pipeline begins in the log, which keeps what its restores need; startingOffsets in "
             "[source] is table.",

@@ -91,3 +91,11 @@ def test_tables_and_calls_have_to_be_declared() -> None:
 def test_a_function_stands_in_a_chain_once() -> None:
     with pytest.raises(ConfigError, match="stands twice"):
         check_fit(config(), [FIRST, FIRST])
+
+
+def test_a_pipeline_does_not_begin_where_no_restore_could_go_back_to() -> None:
+    for name, value in (("startingOffsets", "table"), ("startingoffsets", " Table")):
+        with pytest.raises(ConfigError, match="A pipeline begins in the log") as refused:
+            check_fit(replace(config(table("a")), source={name: value}), [FIRST])
+        assert "pipeline backfill" in str(refused.value.hint)
+    check_fit(replace(config(table("a")), source={"startingOffsets": "earliest"}), [FIRST])
