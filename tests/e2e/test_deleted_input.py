@@ -236,6 +236,21 @@ def test_a_table_of_fields_stands_in_for_no_log(broker: Any, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+def test_a_table_of_fields_and_bytes_does(broker: Any, tmp_path: Path) -> None:
+    """Though its schema knows nothing of one field that the function is given."""
+    typed = {
+        "catchwater.history.value.format": "json",
+        "catchwater.history.value.schema": "card string, n double",
+        "catchwater.table.value.bytes": "true",
+    }
+    orders = Input(broker, tmp_path, **typed)
+    orders.write(0, RECORDS)
+    orders.delete(KEPT_FROM)
+    assert orders.backfill("june") == 0
+    assert orders.tables.rows("june") == model(0, RECORDS)
+
+
+@pytest.mark.slow
 @pytest.mark.spark
 def test_spark_reads_it_too_and_goes_on_after_kill_9(orders: Input) -> None:
     command = [COMMAND, "pipeline", "backfill", str(orders.file), "--label", "june", "--yes",

@@ -20,6 +20,7 @@ from catchwater.log.tables.settings import (
     AS_COLUMN,
     COMMIT_INTERVAL,
     COMMIT_INTERVAL_MS,
+    KEEP_BYTES,
     ON_MALFORMED,
     PARTITION_BY,
     SNAPSHOTS_KEPT,
@@ -144,6 +145,10 @@ TOPIC_SETTINGS: Mapping[str, Setting] = {
         BOOLEAN, _only("false"), choices=("true", "false"),
         about="Whether that table has only the newest row of each key "
               "([upserts](tables.md#newest-values))."),
+    KEEP_BYTES: Setting(
+        BOOLEAN, _only("false"), choices=("true", "false"),
+        about="Whether that table has declared values as bytes, too, so that it can "
+              "[stand in for the log](tables.md#what-the-log-has-deleted)."),
     ON_MALFORMED: Setting(
         STRING, _only(AS_COLUMN), choices=(AS_COLUMN, STOP),
         about="What that table does with a value that is not as declared: its bytes become a "

@@ -216,16 +216,21 @@ class Control:
                 )
             self._clock.pause(_LONGEST_BACKOFF_S * self._clock.random.uniform(0.5, 1.0))
 
-    def table_files(self, topic: str, wanted: Mapping[int, tuple[int, int]]) -> TableFiles | None:
+    def table_files(
+        self, topic: str, wanted: Mapping[int, tuple[int, int]], *, as_bytes: bool = False
+    ) -> TableFiles | None:
         """Files of the topic's table that stand for these offsets, as far as there are any, or why
         there are none; None: it has nothing of them, or there is no table.
 
+        With `as_bytes` those that have the values' bytes, if the table has both bytes and fields.
         Raises `SentAstray` where they lie where nothing may be read.
         """
         ranges = [{"partition": p, "start": s, "end": e} for p, (s, e) in wanted.items()]
         try:
             answer = self.request(
-                "POST", f"{_path('topics', topic)}/table/files", {"ranges": ranges}
+                "POST",
+                f"{_path('topics', topic)}/table/files",
+                {"ranges": ranges, "as_bytes": as_bytes},
             )
         except ControlRefused as refusal:
             if not refusal.code.startswith("TABLE_"):

@@ -354,7 +354,7 @@ def _in_newest(each: Slice, settings: ReadSettings) -> Slice:
     assert settings.control_url is not None, "it has named the files"
     control = Control(settings.control_url, locations=settings.locations)
     wanted = {each.partition: (each.first, each.stop)}
-    found = control.table_files(each.topic, wanted)
+    found = control.table_files(each.topic, wanted, as_bytes=True)
     if found is None or found.values or found.spans != wanted:
         lost = Missing(each.topic, each.partition, each.first, each.stop)
         raise HistoryLost([lost], "Deleted from the topic's table while the query was reading it")

@@ -36,6 +36,8 @@ _STORED = pa.schema(
         ("headers", HEADERS_TYPE),
     ]
 )
+_BYTES = "_value"
+"""As `log.tables.rows.BYTES`, which readers do not know."""
 _ALWAYS = ("timestamp", "timestampType")
 _ROWS = 10_000
 """Made into one batch."""
@@ -127,10 +129,14 @@ def _read(group: _Group, wanted: Slice, names: Sequence[str]) -> pa.Table:
             pc.equal(where.column("partition"), wanted.partition),
             pc.and_(pc.greater_equal(offsets, wanted.first), pc.less(offsets, wanted.stop)),
         )
-        rows = file.read_row_group(group.number, [*names])
-    rows = rows.select([*names]).append_column(_STORED.field("offset"), offsets)
-    stored = pa.schema([_STORED.field(name) for name in rows.column_names])
-    return _where(is_wanted, rows.cast(stored))
+        # Beside the columns of declared values their bytes stand under a name of their own.
+        is_typed = _BYTES in file.schema_arrow.names
+        stored = [_BYTES if name == "value" and is_typed else name for name in names]
+        rows = file.read_row_group(group.number, stored)
+    rows = rows.select(stored).rename_columns([*names])
+    rows = rows.append_column(_STORED.field("offset"), offsets)
+    kinds = pa.schema([_STORED.field(name) for name in rows.column_names])
+    return _where(is_wanted, rows.cast(kinds))
 
 
 def _where(is_wanted: pa.ChunkedArray, rows: pa.Table) -> pa.Table:

@@ -25,6 +25,7 @@ from catchwater.replay.offsets import HistoryLost, at_most, wanted
 from catchwater.replay.options import BadOption, Offsets, Position, ReadPath, SourceOptions
 from catchwater.replay.plan import Missing, OffsetRange, Quota, Slice, TableFiles, Task
 from catchwater.values.policy import FIELDS, parse_policy
+from catchwater.values.settings import ValueFormat
 from catchwater.wire.client import EARLIEST, LATEST, Client, RequestRefused
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.fields import TopicPartition
@@ -49,7 +50,8 @@ _AS_FIELDS = "The log does not hold, and the topic's table has only as fields"
 _NOT_ABORTED = "The log does not hold, and the topic's table has without aborted records"
 _READ_FIELDS = (
     "catchwater.spark.read gives them, with the topic's valueFormat and valueSchema. A table that "
-    "stands in for the log has bytes: that of a topic without catchwater.history.value.format."
+    "stands in for the log has bytes: that of a topic without catchwater.history.value.format, or "
+    "with catchwater.table.value.bytes."
 )
 _READ_COMMITTED = "Read committed records: kafka.isolation.level = read_committed."
 _FIELDS_S = 30.0
@@ -264,7 +266,7 @@ class Subscription:
         missing = sorted(missing)
         found: list[Slice] = []
         unfit: list[tuple[str, str]] = []
-        for table in self.tables([Slice(*gap) for gap in missing]):
+        for table in self.tables([Slice(*gap) for gap in missing], as_bytes=True):
             if table.why:
                 unfit.append((_UNFIT, table.why))
             elif table.values:
@@ -320,8 +322,11 @@ class Subscription:
         self._told[topic] = known, now_s + _FIELDS_S
         return known
 
-    def tables(self, slices: Iterable[Slice]) -> list[TableFiles]:
-        """Files of the topics' tables that stand for some of these slices."""
+    def tables(self, slices: Iterable[Slice], *, as_bytes: bool = False) -> list[TableFiles]:
+        """Files of the topics' tables that stand for some of these slices.
+
+        With `as_bytes` those that have the values' bytes, where tables have both.
+        """
         planner = self._planner()
         if not isinstance(planner, Control):
             return []
@@ -331,7 +336,7 @@ class Subscription:
             for each in group:
                 first, stop = spans.get(each.partition, (each.first, each.stop))
                 spans[each.partition] = min(first, each.first), max(stop, each.stop)
-            files = planner.table_files(topic, spans)
+            files = planner.table_files(topic, spans, as_bytes=as_bytes)
             found += [files] if files else []
         return found
 
@@ -379,7 +384,8 @@ class Subscription:
         """
         starts = self.earliest(partitions)
         deleted = [Slice(*key, 0, first) for key, first in sorted(starts.items()) if first]
-        for table in self.tables(deleted):
+        as_bytes = self.options.values.format is ValueFormat.BINARY
+        for table in self.tables(deleted, as_bytes=as_bytes):
             if table.why:
                 raise BadOption(
                     f"{table.topic} cannot be read from where its table begins: the table does "

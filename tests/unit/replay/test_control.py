@@ -274,4 +274,7 @@ def test_why_a_table_does_not_stand_in_for_its_topic_is_told(api: Api, control: 
     assert found[0] is not None
     assert (found[0].spans, found[0].why) == ({}, "A column of lake.t was renamed.")
     assert found[1:] == [None, None]
-    assert api.calls[0][2] == {"ranges": [{"partition": 0, "start": 3, "end": 9}]}
+    assert api.calls[0][2] == {
+        "ranges": [{"partition": 0, "start": 3, "end": 9}],
+        "as_bytes": False,
+    }

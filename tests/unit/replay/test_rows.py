@@ -105,6 +105,17 @@ def test_one_record_and_none(tmp_path: Path) -> None:
     assert read([written(tmp_path / "none", [])], 0, 9) == []
 
 
+def test_bytes_that_are_kept_beside_fields_are_the_value(tmp_path: Path) -> None:
+    """Whatever a field is called."""
+    found = [record(1, n) for n in range(9)]
+    table = pa.Table.from_pylist(found, SCHEMA).rename_columns(
+        ["_value" if name == "value" else name for name in SCHEMA.names]
+    )
+    table = table.append_column("value", pa.array(range(9)))
+    pq.write_table(table, tmp_path / "f", row_group_size=4)
+    assert read([f"file://{tmp_path}/f"], 0, 9) == [expected(each) for each in found]
+
+
 def test_only_the_columns_that_are_asked_for_are_there(tmp_path: Path) -> None:
     task = Task((Slice("t", 1, 0, 9, files=(written(tmp_path / "f", [record(1, 8)]),)),))
     [rows] = read_task(task, ReadSettings("h:1", ("offset", "topic", "value")))
@@ -153,8 +164,10 @@ class Newest:
     def __init__(self, url: str, **_: object) -> None:
         assert url == "http://c"
 
-    def table_files(self, topic: str, wanted: dict[int, tuple[int, int]]) -> TableFiles | None:
-        assert topic == "t"
+    def table_files(
+        self, topic: str, wanted: dict[int, tuple[int, int]], *, as_bytes: bool
+    ) -> TableFiles | None:
+        assert topic == "t" and as_bytes
         return self.found
 
 

@@ -88,8 +88,10 @@ class Log:
             return Plan((), tuple(gaps))
         return Plan(tuple(ranges), aborted=aborted if read_committed else (), fields=self.fields)
 
-    def table_files(self, topic: str, wanted: Mapping[int, tuple[int, int]]) -> TableFiles | None:
-        self.asked.append("table")
+    def table_files(
+        self, topic: str, wanted: Mapping[int, tuple[int, int]], *, as_bytes: bool
+    ) -> TableFiles | None:
+        self.asked.append(f"table as {'bytes' if as_bytes else 'fields'}")
         if self.table is None or topic != "a":
             return None
         if self.table.why:
@@ -322,7 +324,7 @@ def test_a_table_is_not_asked_for_what_the_log_has(log: type[Log]) -> None:
     log.table = a_table(0, 60)
     assert places(subscribed(), 10, 100) == [(10, 100, ())]
     assert subscribed(startingOffsets="table", subscribePattern="b").starting(LATEST) == {B0: 0}
-    assert "table" not in log.asked
+    assert not any(each.startswith("table") for each in log.asked)
 
 
 def test_a_query_begins_where_the_table_does(log: type[Log]) -> None:
@@ -334,6 +336,11 @@ def test_a_query_begins_where_the_table_does(log: type[Log]) -> None:
     assert subscribed(startingOffsets="table").starting(LATEST) == {A0: 10, A1: 0}
     with pytest.raises(BadOption, match="endingOffsets"):
         subscribed(endingOffsets="table")
+    log.asked.clear()
+    typed = {"valueFormat": "json", "valueSchema": "a long"}
+    log.table = a_table(4, 60)
+    assert subscribed(startingOffsets="table", **typed).starting(LATEST) == {A0: 4, A1: 0}
+    assert [each for each in log.asked if each.startswith("table")] == ["table as fields"]
     log.table = UNFIT
     with pytest.raises(BadOption, match="a cannot be read from where its table begins") as unfit:
         subscribed(startingOffsets="table").starting(LATEST)

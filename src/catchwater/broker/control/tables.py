@@ -31,6 +31,8 @@ class _Range(msgspec.Struct):
 
 class _Files(msgspec.Struct):
     ranges: list[_Range]
+    as_bytes: bool = False
+    """Whether values are wanted as bytes, where the table has them as fields, too."""
 
 
 class Tables:
@@ -63,7 +65,7 @@ class Tables:
             raise Refusal(400, "INVALID_RANGES", "A partition is asked for twice.")
         if not await asyncio.to_thread(is_here, request):
             raise TableUnfit("A table's files are named to readers on the broker's machine.")
-        found = await self._keeping.tables.native(topic, wanted)
+        found = await self._keeping.tables.native(topic, wanted, as_bytes=body.as_bytes)
         if found is None:
             return json_reply({"spans": []})
         if not all(file.startswith("file:///") for file in (*found.whole, *found.partly)):
@@ -78,8 +80,8 @@ class Tables:
                 "spans": spans,
                 "whole": found.whole,
                 "partly": found.partly,
-                "values": found.uniform.values,
-                "malformed": found.uniform.malformed,
+                "values": found.values,
+                "malformed": found.malformed,
                 "left_out": found.left_out,
             }
         )

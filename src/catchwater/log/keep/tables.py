@@ -183,7 +183,9 @@ class TableKeeper:
             "here": asdict(counts) if counts else None,
         }
 
-    async def native(self, topic: Topic, wanted: Mapping[int, tuple[int, int]]) -> "Native | None":
+    async def native(
+        self, topic: Topic, wanted: Mapping[int, tuple[int, int]], *, as_bytes: bool
+    ) -> "Native | None":
         """Files that stand for these offsets as far as the table has them; None: it has none.
 
         Raises as `status`; and `TableUnfit` also for a compacted topic, whose table has versions
@@ -196,7 +198,7 @@ class TableKeeper:
 
         def look() -> "Native | None":
             table, written = self.writer.look(topic)
-            return table.native(wanted) if written else None
+            return table.native(wanted, as_bytes=as_bytes) if written else None
 
         return await asyncio.to_thread(look)
 

@@ -62,6 +62,7 @@ _NEW_TABLE = {
     "write.metadata.previous-versions-max": "100",
     "write.metadata.metrics.column.value": "none",
     "write.metadata.metrics.column._malformed": "none",
+    "write.metadata.metrics.column._value": "none",
 }
 """Every commit adds a version of the metadata, so their list is bounded; nobody asks for the
 smallest of all values."""
@@ -82,6 +83,8 @@ class Uniform(msgspec.Struct, frozen=True):
     """How many of them are not as declared, at least since then."""
     fields: str = ""
     """What became of the values' fields (`values.policy`)."""
+    bytes_from: dict[int, int] = {}
+    """By partition: from where on they have the values' bytes, too; none: nowhere."""
 
 
 class TableState(NamedTuple):
@@ -106,7 +109,10 @@ class Native(NamedTuple):
     """Files with rows of these offsets only."""
     partly: list[str]
     """Files with other rows, too."""
-    uniform: Uniform
+    values: str
+    """What their values are (`values.settings.identity`); empty: bytes."""
+    malformed: int
+    """How many of them are not as declared, at least."""
     left_out: bool
 
 
@@ -140,7 +146,7 @@ class TopicTable:
         self._topic_id = topic_id
         self._clock = clock
         self._policy = parse_policy(settings.fields)
-        self._shape = Shape(settings.values, policy=self._policy, upserts=settings.upserts)
+        self._shape = self._shape_without(())
         self._unfit: tuple[str, ...] = ()
         self._names: dict[str, str] = {}
         self._table: Table | None = None
@@ -148,6 +154,16 @@ class TopicTable:
         """How the files are partitioned that were written last."""
         self._looked = 0, 0
         """So many files with rows, and with deletes, were left when they were last looked over."""
+
+    def _shape_without(self, unfit: Sequence[str]) -> Shape:
+        settings = self.settings
+        return Shape(
+            settings.values,
+            unfit,
+            self._policy,
+            upserts=settings.upserts,
+            keeps_bytes=settings.keeps_bytes,
+        )
 
     @property
     def shape(self) -> Shape:
@@ -301,9 +317,12 @@ class TopicTable:
         with _named(self.settings.name):
             return self._table.scan(row_filter=_from(offsets)).count()
 
-    def native(self, wanted: Mapping[int, tuple[int, int]]) -> "Native | None":
+    def native(
+        self, wanted: Mapping[int, tuple[int, int]], *, as_bytes: bool = False
+    ) -> "Native | None":
         """The files of the open table that stand for what is wanted of the topic, as far as they
-        do; None: there are none yet.
+        do; None: there are none yet. With `as_bytes` those with the values' bytes, if the table
+        has them.
 
         What lies before a gap of the table stands for nothing. Raises `TableUnfit` where somebody
         else has deleted rows or added some, or has renamed a column that is in older files by
@@ -326,8 +345,11 @@ class TopicTable:
         spans, gaps = {}, dict[int, int]()
         for partition, _, end in state.gaps:
             gaps[partition] = max(end, gaps.get(partition, 0))
+        firsts, values = uniform.first, uniform.values
+        if as_bytes and uniform.bytes_from:
+            firsts, values = uniform.bytes_from, ""
         for partition, (start, end) in wanted.items():
-            first = max(start, uniform.first.get(partition, end), gaps.get(partition, 0))
+            first = max(start, firsts.get(partition, end), gaps.get(partition, 0))
             stop = min(end, state.offsets.get(partition, 0))
             if first < stop:
                 spans[partition] = (first, stop)
@@ -335,7 +357,7 @@ class TopicTable:
             files = [task.file for task in table.scan(row_filter=_within(spans)).plan_files()]
         whole = [file.file_path for file in files if _lies_in(table, file, spans)]
         partly = [file.file_path for file in files if not _lies_in(table, file, spans)]
-        return Native(spans, whole, partly, uniform, state.left_out)
+        return Native(spans, whole, partly, values, uniform.malformed, state.left_out)
 
     def facts(self) -> dict[str, Any]:
         """What an operator asks of the open table."""
@@ -413,9 +435,7 @@ class TopicTable:
                 hint="Name another table with catchwater.table.",
             )
         if self._unfit:
-            self._shape = Shape(
-                self.settings.values, self._unfit, self._policy, upserts=self.settings.upserts
-            )
+            self._shape = self._shape_without(self._unfit)
         with table.transaction() as change:
             with change.update_schema() as schema:
                 schema.union_by_name(pa.schema(fitting))
@@ -586,8 +606,14 @@ class TopicTable:
         before = now.uniform
         fields = self.settings.fields
         if before is None or (before.values, before.fields) != (values, fields):
-            return Uniform(values, now.offsets | begun, batch.malformed, fields)
-        return Uniform(values, begun | before.first, before.malformed + batch.malformed, fields)
+            first, malformed = now.offsets | begun, batch.malformed
+        else:
+            first, malformed = begun | before.first, before.malformed + batch.malformed
+        if not (values and self.settings.keeps_bytes):
+            return Uniform(values, first, malformed, fields)
+        # Whatever the values were declared to be, their bytes are the same.
+        earlier = before.bytes_from if before and before.fields == fields else {}
+        return Uniform(values, first, malformed, fields, begun | (earlier or now.offsets))
 
     def _summary(self, offsets: Mapping[int, int], token: str, total: int) -> dict[str, str]:
         ordered = {str(partition): offsets[partition] for partition in sorted(offsets)}

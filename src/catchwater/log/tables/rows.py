@@ -28,6 +28,9 @@ _TYPED_ROWS = 2_000
 _LAST_MS = (2**63 - 1) // 1000
 """A later timestamp does not fit into microseconds; it is null in a table."""
 
+BYTES = "_value"
+"""The column with the bytes of declared values, where the topic wants them kept."""
+
 TOMBSTONE = "_tombstone"
 """Of a table of newest values, beside the table's own columns: whether the row's key is gone."""
 
@@ -43,6 +46,7 @@ RAW = pa.schema(
     ]
 )
 """The columns of a table whose topic declares nothing."""
+_BYTES_FIELD = pa.field(BYTES, pa.binary())
 
 
 class Shape:
@@ -55,14 +59,17 @@ class Shape:
         policy: FieldPolicy | None = None,
         *,
         upserts: bool = False,
+        keeps_bytes: bool = False,
     ) -> None:
         """Raises `BadSchema` where a field is named like one of our own columns, and
         `SecretMissing` where fields are to be hashed without a secret.
 
         The table cannot take the fields `unfit`: a row that has one is like a malformed one, but
-        for its other fields. With `upserts` rows have `TOMBSTONE`, too.
+        for its other fields. With `upserts` rows have `TOMBSTONE`, too, and with `keeps_bytes`, if
+        their values are declared, `BYTES`.
         """
         self._upserts = upserts
+        self._keeps_bytes = keeps_bytes
         self._values = values and replace(values, on_malformed=OnMalformed.NULL)
         self._unfit = frozenset(unfit)
         self._policy = policy
@@ -73,12 +80,12 @@ class Shape:
             # Loads Spark's Python package: only brokers whose topics declare something pay for it.
             from catchwater.values.typed import open_decoder, value_fields
 
-            value_fields(self._values, RAW.names)
+            value_fields(self._values, [*RAW.names, *([BYTES] if keeps_bytes else [])])
             self._decoder = open_decoder(self._values)
             empty = [pa.array([], kind) for kind in RAW.types]
             [none] = self._typed([pa.RecordBatch.from_arrays(empty, schema=RAW)])
-            kept = [field for field in none.schema if field.name not in self._unfit]
-            self.schema = pa.schema([_widened(field) for field in kept])
+            kept = [_widened(each) for each in none.schema if each.name not in self._unfit]
+            self.schema = pa.schema([*kept, *([_BYTES_FIELD] if keeps_bytes else [])])
 
     def rows(
         self,
@@ -124,7 +131,10 @@ class Shape:
         if self._values is None:
             return raw
         [typed] = self._typed([raw])
-        return self._cast(self._without_unfit(typed, raw.column("value")))
+        rows = self._without_unfit(typed, raw.column("value"))
+        if self._keeps_bytes:
+            rows = rows.append_column(_BYTES_FIELD, raw.column("value"))
+        return self._cast(rows)
 
     def _without_unfit(self, typed: pa.RecordBatch, values: pa.Array) -> pa.RecordBatch:
         for name in self._unfit:

@@ -23,6 +23,7 @@ UPSERT = "catchwater.table.upsert"
 ON_MALFORMED = "catchwater.table.on.malformed"
 AS_COLUMN, STOP = "column", "stop"
 """What becomes of a value that is not as declared: its bytes in a column, or the table waits."""
+KEEP_BYTES = "catchwater.table.value.bytes"
 SNAPSHOTS_KEPT = "catchwater.table.snapshot.retention.ms"
 SNAPSHOTS_KEPT_MS = 3_600_000
 
@@ -70,6 +71,8 @@ class TableSettings:
     """How long our snapshots stay."""
     registered: ValueFormat | None = None
     """The format of values whose schema a registry has: `values` are what it says."""
+    keeps_bytes: bool = False
+    """Whether rows have the bytes of declared values, too."""
 
 
 @dataclass
@@ -106,6 +109,7 @@ def settings_of(topic: Topic) -> TableSettings:
         config.get(ON_MALFORMED, AS_COLUMN) == STOP,
         int(config.get(SNAPSHOTS_KEPT, SNAPSHOTS_KEPT_MS)),
         registered(topic),
+        config.get(KEEP_BYTES) == "true",
     )
 
 

@@ -498,6 +498,77 @@ def test_a_field_named_like_a_column_of_ours_is_refused(world: World) -> None:
     )
     with pytest.raises(BadSchema, match="named like another column"):
         world.advance(world.broker(), topic)
+    topic = world.alter(topic, **KEPT, catchwater_history_value_schema="_value long")
+    with pytest.raises(BadSchema, match="named like another column"):
+        world.advance(world.broker(), topic)
+
+
+KEPT = {"catchwater_table_value_bytes": "true"}
+VALUES = [
+    b'{"card": "a",  "amount": 1, "unknown": null}', b"no json", b'{"amount":1.50}', b"{}", None,
+]  # fmt: skip
+
+
+def test_declared_values_are_kept_as_bytes_where_that_is_asked_for(world: World) -> None:
+    """To the letter: also fields that are not declared, spaces, and what is malformed."""
+    topic = world.topic(**TYPED, **KEPT)
+    broker = world.broker()
+    world.append(topic, records=[(b"k", value, 0, []) for value in VALUES])
+    world.advance(broker, topic)
+    assert [row["_value"] for row in world.rows()] == VALUES
+    assert [row["_malformed"] for row in world.rows()] == [None, b"no json", None, None, None]
+    table = broker.table(topic)
+    table.open()
+    typed, as_bytes = table.native({0: (0, 9)}), table.native({0: (0, 9)}, as_bytes=True)
+    assert typed is not None and as_bytes is not None
+    assert (typed.spans, as_bytes.spans) == ({0: (0, 5)}, {0: (0, 5)})
+    assert typed.values and not as_bytes.values
+
+
+def native(world: World, broker: TableWriter, topic: Topic, *, as_bytes: bool) -> Any:
+    table = broker.table(topic)
+    table.open()
+    found = table.native({0: (0, 99), 1: (0, 99)}, as_bytes=as_bytes)
+    assert found is not None
+    return found.spans, bool(found.values)
+
+
+def test_bytes_stand_for_records_from_where_they_are_kept_and_fields_as_ever(world: World) -> None:
+    """However the schema changes meanwhile, as long as what may be seen of a value is the same."""
+    topic = world.topic(**TYPED)
+    broker = world.broker()
+
+    def grown(topic: Topic) -> None:
+        world.append_json(topic, {"card": "a", "amount": 1}, {"card": "b"})
+        world.advance(broker, topic)
+
+    grown(topic)
+    assert native(world, broker, topic, as_bytes=True) == ({0: (0, 2)}, True)
+    topic = world.alter(topic, **KEPT)
+    grown(topic)
+    assert native(world, broker, topic, as_bytes=True) == ({0: (2, 4)}, False)
+    assert native(world, broker, topic, as_bytes=False) == ({0: (0, 4)}, True)
+    topic = world.alter(topic, catchwater_history_value_schema=f"{DDL}, note string")
+    grown(topic)
+    assert native(world, broker, topic, as_bytes=True) == ({0: (2, 6)}, False)
+    assert native(world, broker, topic, as_bytes=False) == ({0: (4, 6)}, True)
+    topic = world.alter(topic, catchwater_fields="amount=drop")
+    grown(topic)
+    assert native(world, broker, topic, as_bytes=True) == ({0: (6, 8)}, False)
+    assert [row["_value"] for row in world.rows()][6:] == [b'{"card":"a"}', b'{"card":"b"}']
+    topic = world.alter(topic, catchwater_table_value_bytes="false")
+    grown(topic)
+    assert native(world, broker, topic, as_bytes=True) == ({0: (6, 10)}, True)
+    assert [row["_value"] for row in world.rows()][8:] == [None, None]
+
+
+def test_bytes_of_a_topic_that_declares_nothing_are_its_values(world: World) -> None:
+    topic = world.topic(**KEPT)
+    broker = world.broker()
+    world.append_json(topic, {"card": "a"})
+    world.advance(broker, topic)
+    assert "_value" not in world.rows()[0]
+    assert native(world, broker, topic, as_bytes=True) == ({0: (0, 1)}, False)
 
 
 def test_narrow_integers_are_as_wide_as_iceberg_has_them() -> None:
