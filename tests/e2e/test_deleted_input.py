@@ -62,13 +62,13 @@ class Input:
         self.admin.create_topics([topic])[TOPIC].result(DEADLINE_S)
 
     def write(self, first: int, last: int) -> None:
-        """Append orders, and wait for the table to have them."""
+        """Append orders, and wait for the table to have them, and to hold the log no more."""
         produce(self.broker.bootstrap, first, last)
         until(lambda: self._has(last), DEADLINE_S, self.broker.log)
 
     def _has(self, last: int) -> bool:
-        status = self.control.request("GET", f"/api/v1/topics/{TOPIC}/table")
-        return all(each["next_offset"] == last for each in status["partitions"])
+        [held] = [pin for pin in self.control.pins() if pin["id"] == f"table/{TOPIC}"] or [None]
+        return bool(held) and all(each["offset"] == last for each in held["positions"])
 
     def delete(self, before: int) -> None:
         """Let the log delete what lies before an offset of each partition."""
