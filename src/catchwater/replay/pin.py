@@ -130,6 +130,8 @@ class MovingPin:
         self, subscription: Subscription, start: Offsets, end: Offsets
     ) -> tuple[list[Task], ReadPin | None]:
         """A micro-batch's tasks, and the pin that holds them; raises `HistoryLost`."""
+        # What a partition brings nothing of now, it brings the next time.
+        ends = end
         while True:
             tasks = subscription.tasks(start, end)
             control_url = subscription.control_url() if tasks and self._lease_ms else None
@@ -137,11 +139,14 @@ class MovingPin:
                 return tasks, None
             slices = [each for task in tasks for each in task.slices]
             try:
-                # What a partition brings nothing of now, it brings the next time.
-                return tasks, self._moved(control_url, {**end, **_held(subscription, slices)})
+                return tasks, self._moved(control_url, {**ends, **_held(subscription, slices)})
             except ControlRefused as refusal:
                 if not refusal.missing:
-                    raise  # Else retention was faster, and a new plan says what is missing.
+                    raise
+                # Retention was faster: a new plan says what is missing, and where it had deleted
+                # all of a partition, as `failOnDataLoss=false` allows, that goes on behind it.
+                begins = subscription.earliest(end)
+                ends = {key: max(offset, begins[key]) for key, offset in end.items()}
 
     def _moved(self, control_url: str, firsts: Offsets) -> ReadPin:
         now_s = self._clock.monotonic_s()

@@ -268,6 +268,16 @@ def test_a_stream_s_pin_moves_on_with_its_micro_batches(api: type[Api]) -> None:
     assert held_by(api) == {("t", 0): 12, ("t", 1): 4}
 
 
+def test_a_stream_s_pin_is_set_where_retention_has_deleted_all_of_a_partition(
+    api: type[Api],
+) -> None:
+    """Without `failOnDataLoss`; it was asked for ever to hold what was gone."""
+    stream = Stream(*[[Slice("t", 0, 9, 12)]] * 2)
+    api.refusals = [TOO_LATE]
+    assert stream.plan({("t", 0): 12, ("t", 1): 4}) is not None
+    assert held_by(api) == {("t", 0): 9, ("t", 1): 8}
+
+
 def test_a_stream_without_anything_to_read_renews_its_pin_at_its_triggers(
     api: type[Api], caplog: pytest.LogCaptureFixture
 ) -> None:
