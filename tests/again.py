@@ -1,10 +1,10 @@
 """Run pytest, and where a few tests fail, run their files alone, several times.
 
-`python -m tests.again ARGUMENTS OF PYTEST`. Ten thousand tests share a machine for half an hour
-with hundreds of brokers and Sparks that they start, and wait for each other. A test that fails
-there and passes `TIMES` times with nothing beside it is unsteady: it is named at the end, is to be
-mended, and the run has passed. One that fails once more has failed, and so have more than `FEW`.
-What is wrong in every run, or is drawn by seed, fails again.
+`python -m tests.again ARGUMENTS OF PYTEST`, with `-m` among them. Ten thousand tests share a
+machine for half an hour with hundreds of brokers and Sparks that they start, and wait for each
+other. A test that fails there and passes `TIMES` times with nothing beside it is unsteady: it is
+named at the end, is to be mended, and the run has passed. One that fails once more has failed, and
+so have more than `FEW`. What is wrong in every run, or is drawn by seed, fails again.
 """
 
 import json

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
-from catchwater.config import CatchwaterError
 from catchwater.drill.clients import Acknowledged, Clients
 from catchwater.drill.journal import Move
 from catchwater.drill.platforms import OwnLog, brokers_of
@@ -29,7 +28,6 @@ _FOR_EVER_S = 3600.0
 _LEAST_BROKERS = 2
 _HISTORY_BYTES = 30 << 20
 _READERS = 2
-
 _READ_S = 5.0
 """How long they read at least, again from the beginning where they get to the end before."""
 
@@ -220,7 +218,7 @@ def _under_load(scene: Scene) -> Iterator[Clients]:
     scene.clock.pause(BEFORE_S)
     try:
         yield clients
-    except CatchwaterError:
+    except BaseException:
         clients.give_up()
         raise
     clients.end()

@@ -123,7 +123,7 @@ class Scene:
             program=[sys.executable, "-c", _HOLD], marks=self.marks,
         )  # fmt: skip
         self.children.enter_context(child)
-        child.wait_until(lambda: "held" in log.read_text(), f"locked {path.name}", HELD_S)
+        child.wait_until(lambda: "held" in child.said(), f"locked {path.name}", HELD_S)
         return child
 
     def topic(self, of: str) -> str:

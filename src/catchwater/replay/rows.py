@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from catchwater.config import CatchwaterError
 from catchwater.replay.plan import Slice
+from catchwater.values.settings import KEPT_BYTES
 from catchwater.wire.arrow import Located, encode_columns, locate, place
 from catchwater.wire.columns import HEADERS_TYPE
 
@@ -36,8 +37,6 @@ _STORED = pa.schema(
         ("headers", HEADERS_TYPE),
     ]
 )
-_BYTES = "_value"
-"""As `log.tables.rows.BYTES`, which readers do not know."""
 _ALWAYS = ("timestamp", "timestampType")
 _ROWS = 10_000
 """Made into one batch."""
@@ -130,8 +129,8 @@ def _read(group: _Group, wanted: Slice, names: Sequence[str]) -> pa.Table:
             pc.and_(pc.greater_equal(offsets, wanted.first), pc.less(offsets, wanted.stop)),
         )
         # Beside the columns of declared values their bytes stand under a name of their own.
-        is_typed = _BYTES in file.schema_arrow.names
-        stored = [_BYTES if name == "value" and is_typed else name for name in names]
+        is_typed = KEPT_BYTES in file.schema_arrow.names
+        stored = [KEPT_BYTES if name == "value" and is_typed else name for name in names]
         rows = file.read_row_group(group.number, stored)
     rows = rows.select(stored).rename_columns([*names])
     rows = rows.append_column(_STORED.field("offset"), offsets)

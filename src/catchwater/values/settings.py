@@ -22,6 +22,8 @@ REGISTRY_OPTIONS = (
 
 MALFORMED = "_malformed"
 """The column that holds the bytes of a malformed value; null in every other row."""
+KEPT_BYTES = "_value"
+"""The column of a topic's table with the bytes of declared values, where the topic keeps them."""
 
 
 class BadSchema(CatchwaterError):

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 FRESH_S = 2.0
 _SHARE, _LONGEST_FRESH_S = 0.0025, 10.0
-"""Looking at all partitions takes that share of the time at most, or is as old as that."""
+"""Looking at all partitions takes at most that share of the time; no look is older than that."""
 _NEW_S = 0.2
 """What is not known by its name is looked for again, unless there was a look as lately as that."""
 _LATELY_S = 30.0

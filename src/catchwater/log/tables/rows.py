@@ -17,7 +17,13 @@ import pyarrow.compute as pc
 
 from catchwater.objects.base import Buffer
 from catchwater.values.policy import FieldPolicy
-from catchwater.values.settings import MALFORMED, BadSchema, OnMalformed, ValueSettings
+from catchwater.values.settings import (
+    KEPT_BYTES,
+    MALFORMED,
+    BadSchema,
+    OnMalformed,
+    ValueSettings,
+)
 from catchwater.wire.arrow import AbortedTransaction, decode, place
 from catchwater.wire.columns import HEADERS_TYPE
 
@@ -27,9 +33,6 @@ _TYPED_ROWS = 2_000
 """Decoded in one go, for that keeps other threads waiting."""
 _LAST_MS = (2**63 - 1) // 1000
 """A later timestamp does not fit into microseconds; it is null in a table."""
-
-BYTES = "_value"
-"""The column with the bytes of declared values, where the topic wants them kept."""
 
 TOMBSTONE = "_tombstone"
 """Of a table of newest values, beside the table's own columns: whether the row's key is gone."""
@@ -46,7 +49,7 @@ RAW = pa.schema(
     ]
 )
 """The columns of a table whose topic declares nothing."""
-_BYTES_FIELD = pa.field(BYTES, pa.binary())
+_BYTES_FIELD = pa.field(KEPT_BYTES, pa.binary())
 
 
 class Shape:
@@ -66,7 +69,7 @@ class Shape:
 
         The table cannot take the fields `unfit`: a row that has one is like a malformed one, but
         for its other fields. With `upserts` rows have `TOMBSTONE`, too, and with `keeps_bytes`, if
-        their values are declared, `BYTES`.
+        their values are declared, `KEPT_BYTES`.
         """
         self._upserts = upserts
         self._keeps_bytes = keeps_bytes
@@ -80,7 +83,7 @@ class Shape:
             # Loads Spark's Python package: only brokers whose topics declare something pay for it.
             from catchwater.values.typed import open_decoder, value_fields
 
-            value_fields(self._values, [*RAW.names, *([BYTES] if keeps_bytes else [])])
+            value_fields(self._values, [*RAW.names, *([KEPT_BYTES] if keeps_bytes else [])])
             self._decoder = open_decoder(self._values)
             empty = [pa.array([], kind) for kind in RAW.types]
             [none] = self._typed([pa.RecordBatch.from_arrays(empty, schema=RAW)])
