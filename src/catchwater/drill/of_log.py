@@ -218,10 +218,9 @@ def _under_load(scene: Scene) -> Iterator[Clients]:
     scene.clock.pause(BEFORE_S)
     try:
         yield clients
-    except BaseException:
+        clients.end()
+    finally:
         clients.give_up()
-        raise
-    clients.end()
 
 
 def _acknowledged_again(scene: Scene, clients: Clients) -> None:
