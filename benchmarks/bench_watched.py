@@ -16,6 +16,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.synchronize import Event
 
 from benchmarks import bench_latency
 from benchmarks.load import create_topic
@@ -33,8 +34,6 @@ RATE_MB_S = 1
 _LOADED = "performance.getEntriesByName('first-contentful-paint')"
 _PATIENCE_S = 60
 _SETTLES_S, _QUIET = 180.0, 0.05
-_STARTS_S = 2.0
-"""Until the process that watches has started."""
 
 
 def fill(bootstrap: str) -> None:
@@ -66,10 +65,12 @@ def watched(broker: Broker) -> Iterator[None]:
     By another process: here its threads would hold up the producer whose records are timed.
     """
     spawn = multiprocessing.get_context("spawn")
-    process = spawn.Process(target=_watch, args=(broker.control,), daemon=True)
+    sees = spawn.Event()
+    process = spawn.Process(target=_watch, args=(broker.control, sees), daemon=True)
     process.start()
-    time.sleep(_STARTS_S)
     try:
+        # Until then it takes a whole core, which no browser's page does.
+        assert sees.wait(_PATIENCE_S), "the page has come"
         yield
         assert process.is_alive(), "it watches to the end"
     finally:
@@ -77,14 +78,14 @@ def watched(broker: Broker) -> Iterator[None]:
         process.join()
 
 
-def _watch(control: str) -> None:
+def _watch(control: str, sees: Event) -> None:
     def page() -> None:
         while True:
             headers = {"accept": "text/event-stream"}
             asked = urllib.request.Request(f"{control}/", headers=headers)
             with urllib.request.urlopen(asked, timeout=_PATIENCE_S) as stream:
                 while stream.readline():
-                    pass
+                    sees.set()
 
     threading.Thread(target=page, daemon=True).start()
     while True:
