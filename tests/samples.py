@@ -1,12 +1,20 @@
-"""A request of any API with something in every field, and the errors in any reply."""
+"""A request of any API with something in every field, the errors in any reply, and all paths."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from datetime import timedelta
 from typing import Any, get_args, get_origin
+from unittest.mock import MagicMock
 from uuid import UUID
 
 from kio.static.primitive import i32Timedelta
+from starlette.routing import Route
+
+from catchwater.broker.control.app import create_app
+from catchwater.broker_config import load_broker_config
+from catchwater.kafka_listeners import Address
+from catchwater.web.pages import Page
 
 TEXT = ""
 """As a field's name: what strings say that nothing is said about."""
@@ -139,3 +147,13 @@ def errors(reply: Any) -> Iterator[str]:
         for each in inside if isinstance(inside, tuple) else (inside,):
             if is_dataclass(each):
                 yield from errors(each)
+
+
+def control_paths(name: str) -> list[str]:
+    """All that the control port serves, this name wherever a path names something."""
+    broker = MagicMock(
+        config=load_broker_config(None, {}, {}), control_url="", kafka_address=Address("h", 1)
+    )
+    app = create_app(broker, Page(broker).routes())
+    paths = dict.fromkeys(each.path for each in app.routes if isinstance(each, Route))
+    return [re.sub(r"{[^}]+}", name, re.sub(r"{\w+:int}", "1", path)) for path in paths]

@@ -2,7 +2,8 @@
 
 Users under different rules send every API, in every version that both serve, a request with
 something in every field. Where nothing allows what it asks for, all error codes of the replies have
-to be equal, and how much the replies list; elsewhere those of their errors that are refusals.
+to be equal, and how much the replies list, whether the topic is there or not; elsewhere those of
+their errors that are refusals.
 """
 
 import contextlib
@@ -39,6 +40,8 @@ LOGINS = {SASL_HANDSHAKE, SASL_AUTHENTICATE}
 PASSWORD = "secret"
 SUPER = "super"
 NAMED = "sec-"
+ABSENT = "-absent"
+"""Of a user who may do nothing: asked again about a topic that is not there."""
 KINDS = ("TOPIC", "GROUP", "TRANSACTIONAL_ID")
 LITERAL, PREFIXED = "LITERAL", "PREFIXED"
 Given = tuple[str, str, str, str, str, str]
@@ -204,7 +207,6 @@ def _answers(broker: Guarded, plain: Broker, work: list[tuple[int, int]]) -> dic
     made = plain.ask(CREATE_ACLS, plain.versions[CREATE_ACLS][-1], {"creations": creations})
     assert {int(each.error_code) for each in made.results} == {0}, made
     heard: dict[Any, Any] = {}
-    data = encode_batch([(b"k", b"v", 1_700_000_000_000, ())])
     for user in (*USERS, SUPER):
         asking = plain if user == SUPER else _User(broker.clients, user)
         asking.versions = plain.versions
@@ -213,18 +215,27 @@ def _answers(broker: Guarded, plain: Broker, work: list[tuple[int, int]]) -> dic
             if key == DELETE_TOPICS:
                 topic = _topic(plain, f"{NAMED}{user}-{version}")
             own = f"{NAMED}{user}-{key}-{version}"
-            said = values(
-                (topic.id or UUID(int=1)).bytes, 4_000, 0, data, topic=topic.name, group=own,
-                transactional_id=own,
-            )  # fmt: skip
-            said["timeout"] = i32Timedelta.parse(timedelta(seconds=10))
-            message = sample(_class_name(key), load_request_schema(key, version), said)
-            heard[user, key, version] = _seen(user, asking.send(_sensible(key, message, own)))
+            message = _message(key, version, topic.name, topic.id or UUID(int=1), own)
+            heard[user, key, version] = _seen(user, asking.send(message))
             if key == DELETE_TOPICS:
                 topic = _topic(plain, f"{NAMED}{user}-{version}-again")
+            elif user in DENIED:
+                message = _message(key, version, f"{NAMED}{user}{ABSENT}", UUID(int=2), own)
+                heard[f"{user}{ABSENT}", key, version] = _seen(user, asking.send(message))
         if asking is not plain:
             asking.close()
     return heard
+
+
+def _message(key: int, version: int, topic: str, topic_id: UUID, own: str) -> Any:
+    """The request, with something in every field."""
+    data = encode_batch([(b"k", b"v", 1_700_000_000_000, ())])
+    said = values(
+        topic_id.bytes, 4_000, 0, data, topic=topic, group=own, transactional_id=own
+    )  # fmt: skip
+    said["timeout"] = i32Timedelta.parse(timedelta(seconds=10))
+    message = sample(_class_name(key), load_request_schema(key, version), said)
+    return _sensible(key, message, own)
 
 
 def _sensible(key: int, message: Any, own: str) -> Any:

@@ -13,6 +13,7 @@ from catchwater.broker import main as broker_main
 from catchwater.broker.broker import Broker
 from catchwater.broker.gate import AllowAll, Operation, Resource, ResourceType
 from catchwater.broker_config import load_broker_config
+from catchwater.web.pages import Page
 
 EVERYTHING = "*"
 """As a line: nobody may do anything."""
@@ -32,7 +33,7 @@ def main() -> None:
 
     settings = dict(argument.split("=", 1) for argument in command[2:])
     with patch.object(broker_main, "Broker", partial(Broker, gate=Denying())):
-        broker_main.run(load_broker_config(None, {}, settings))
+        broker_main.run(load_broker_config(None, {}, settings), Page)
 
 
 if __name__ == "__main__":

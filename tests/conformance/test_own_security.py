@@ -4,7 +4,6 @@ import asyncio
 import base64
 import json
 import os
-import re
 import socket
 import ssl
 import struct
@@ -28,9 +27,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kio.index import KioIndexError, load_request_schema
 from tests.certificates import certificate
 from tests.conformance.corpus import DEADLINE_S
-from tests.conformance.test_gate import PATHS
 from tests.conftest import COMMAND_ITSELF, until
-from tests.samples import sample, values
+from tests.samples import control_paths, sample, values
 
 from catchwater.audit import AUDIT_TOPIC, lines_of, verify
 from catchwater.broker.access import Rule, change, with_rule, with_rules, with_user, without_rules
@@ -418,19 +416,13 @@ class Tenant:
 
     def paths(self) -> Iterator[str]:
         """All paths of the control port, with her names, and those that list."""
-        for path in (*PATHS, *PAGES):
-            yield re.sub(r"/(secret|mine|p|NAME)\b", f"/{self.NAME}", path)
+        yield from control_paths(self.NAME)
+        yield f"/history?plot=lag&of={self.NAME}"
+        yield f"/api/v1/groups/{self.NAME}/reset?to=earliest"
 
     def close(self) -> None:
         self.consumer.close()
         self.producer.commit_transaction(DEADLINE_S)
-
-
-PAGES = [
-    "/", "/pipelines/NAME", "/topics", "/topics/NAME", "/groups", "/groups/NAME", "/reset/NAME",
-    "/transactions", "/brokers", "/drills", "/timeline", "/audit", "/history?plot=lag&of=NAME",
-    "/api/v1/groups/NAME/reset?to=earliest", "/api/v1/topics/NAME/table", "/api/v1/traces",
-]  # fmt: skip
 
 
 @pytest.mark.slow
