@@ -132,8 +132,9 @@ def _context(path: Path) -> ssl.SSLContext:
             )
         context.load_cert_chain(path, password=_no_password)
     except ssl.SSLError as error:
+        why = error.reason or "it is cut off, or no PEM"
         raise ConfigError(
-            f"{path} has no certificate with its private key in PEM: {error.reason}.",
+            f"{path} has no certificate with its private key in PEM: {why}.",
             hint="Put the key (without a password) and the chain into one file, the broker's own "
             "certificate before those that signed it.",
         ) from error

@@ -71,9 +71,14 @@ def verify(
     from catchwater.audit import anchored_heads, lines_of
     from catchwater.audit import verify as verified
 
-    place = _place(trail)
     anchors = anchored_heads(_store(objects), name) if objects else []
-    found = verified(lines_of(place), anchors, whole=not part)
+    try:
+        lines = lines_of(_place(trail))
+    except NoTrail:
+        if not anchors:
+            raise
+        lines = iter(())  # the anchors name what is gone
+    found = verified(lines, anchors, whole=not part)
     if as_json:
         print_json(
             {
@@ -247,16 +252,24 @@ def _places_of(file: Path) -> list[tuple[Place, set[str]]]:
     return [(place, topics) for place in found]
 
 
+class NoTrail(CatchwaterError):
+    """There is no audit trail where one was looked for."""
+
+    def __init__(self, place: Path) -> None:
+        super().__init__(
+            f"There is no audit trail in {place}.",
+            hint="Name the folder: of a broker catchwater.audit.dir, or audit in its log.dirs.",
+        )
+
+
 def _place(trail: Path | None) -> Path:
+    """Where the trail is. Raises `NoTrail`."""
     from catchwater.audit import files
     from catchwater.cli.trail import folder
 
     place = trail or folder()
     if not place.exists() or (place.is_dir() and not files(place)):
-        raise CatchwaterError(
-            f"There is no audit trail in {place}.",
-            hint="Name the folder: of a broker catchwater.audit.dir, or audit in its log.dirs.",
-        )
+        raise NoTrail(place)
     return place
 
 

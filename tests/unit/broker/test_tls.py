@@ -118,13 +118,18 @@ def test_the_end_of_a_certificate_is_known_and_spoken_of_once_a_day(
             assert str(pem) in caplog.text and says in caplog.text
 
 
-def test_a_renewed_certificate_ends_later_and_a_bad_one_changes_nothing(tmp_path: Path) -> None:
+def test_a_renewed_certificate_ends_later_and_a_bad_one_changes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     pem, _ = certificate(tmp_path)
     used = Certificate(pem)
     before_s, whole = used.ends_s, pem.read_bytes()
-    pem.write_bytes(whole[: len(whole) // 2])
-    used.refresh()
-    assert used.ends_s == before_s
+    for part in (whole[: len(whole) // 2], whole[:300], b""):
+        caplog.clear()
+        pem.write_bytes(part)
+        used.refresh()
+        assert used.ends_s == before_s
+        assert "is no good" in caplog.text and "None" not in caplog.text
     (tmp_path / "renewed").mkdir()
     renewed, _ = certificate(tmp_path / "renewed", lasts=timedelta(days=90))
     os.replace(renewed, pem)

@@ -55,6 +55,11 @@ def test_an_edited_line_and_a_cut_end_are_named(
     assert answer.code == 4
     assert "the trail ends at line 5: truncated" in answer.out
     assert catchwater("governance", "audit", "verify", folder).code == 0, "nothing tells"
+    path.unlink()
+    for gone in (folder, tmp_path / "none"):
+        answer = catchwater("governance", "audit", "verify", gone, *objects)
+        assert answer.code == 4
+        assert "the trail ends at line 0: truncated" in answer.out
 
 
 def test_a_trail_that_is_not_there_is_said_to_be_so(catchwater: Any, tmp_path: Path) -> None:
