@@ -148,6 +148,7 @@ KEYS: Mapping[str, str] = {
 }
 ANY_OTHER = ""
 """As a name in an `Entity`: all that have no quota by name (Kafka's `<default>`)."""
+EVERY = "*"
 BURST_S = 1.0
 """What an account may have earned in advance; and how much a reply of records may be at once."""
 MOST_MUTATIONS_S = 10.0
@@ -157,7 +158,10 @@ _MOST_RESOLVED = 10_000
 
 
 class Entity(NamedTuple):
-    """What a quota is for: a user, a client id or both; None: any. At least one is named."""
+    """What a quota is for: a user, a client id or both; None: any. At least one is named.
+
+    A user's name that ends in `*` is a tenant: all users whose names begin so share its account.
+    """
 
     user: str | None
     client_id: str | None
@@ -178,10 +182,15 @@ class Settings:
         self.values = {entity: dict(keys) for entity, keys in values.items() if keys}
         self.keys = frozenset(key for keys in self.values.values() for key in keys)
         """Those that are set for anybody."""
+        named = {each.user for each in self.values if each.user and each.user.endswith(EVERY)}
+        self._tenants = sorted(named, key=len, reverse=True)
         self._resolved: dict[tuple[str, str, str], Rate | None] = {}
 
     def find(self, key: str, user: str, client_id: str) -> Rate | None:
-        """The quota that applies, in Kafka's order; None: there is no limit."""
+        """The quota that applies; None: there is no limit.
+
+        In Kafka's order, and tenants after users, the longest name first.
+        """
         if key not in self.keys:
             return None
         asked = (key, user, client_id)
@@ -192,21 +201,19 @@ class Settings:
         return self._resolved[asked]
 
     def _find(self, key: str, user: str, client_id: str) -> Rate | None:
-        for entity in (
-            Entity(user, client_id),
-            Entity(user, ANY_OTHER),
-            Entity(user, None),
-            Entity(ANY_OTHER, client_id),
-            Entity(ANY_OTHER, ANY_OTHER),
-            Entity(ANY_OTHER, None),
-            Entity(None, client_id),
-            Entity(None, ANY_OTHER),
-        ):
+        tenants = [each for each in self._tenants if user.startswith(each.removesuffix(EVERY))]
+        of_users = [
+            (Entity(name, client), pays)
+            for name, pays in ((user, user), *zip(tenants, tenants, strict=True), (ANY_OTHER, user))
+            for client in (client_id, ANY_OTHER, None)
+        ]
+        for entity, pays in (
+            *of_users, (Entity(None, client_id), ""), (Entity(None, ANY_OTHER), "")
+        ):  # fmt: skip
             value = self.values.get(entity, {}).get(key)
             if value is not None:
-                of_user = "" if entity.user is None else user
                 of_client = "" if entity.client_id is None else client_id
-                return Rate((key, of_user, of_client), value)
+                return Rate((key, pays, of_client), value)
         return None
 
 

@@ -93,6 +93,20 @@ def test_an_account_is_shared_by_those_whom_the_entity_does_not_tell_apart() -> 
     assert accounts["a", "x"][1] == accounts["b", "x"][1] != accounts["a", "y"][1]
 
 
+def test_users_of_a_tenant_share_an_account_unless_a_longer_name_is_theirs() -> None:
+    per_s = {"a-*": 1.0, "a-b-*": 2.0, "a-b-c": 3.0, ANY_OTHER: 4.0, "a-": 5.0}
+    settings = Settings({Entity(user, None): {PRODUCE: rate} for user, rate in per_s.items()})
+    found = {user: settings.find(PRODUCE, user, "c") for user in
+             ("a-1", "a-2", "a-b-1", "a-b-2", "a-b-c", "b", "a", "a-", "a-*")}  # fmt: skip
+    rates = {user: rate and rate.per_s for user, rate in found.items()}
+    assert rates == {"a-1": 1, "a-2": 1, "a-b-1": 2, "a-b-2": 2, "a-b-c": 3, "b": 4, "a": 4,
+                     "a-": 5, "a-*": 1}  # fmt: skip
+    assert found["a-1"] == found["a-2"] != found["a-b-1"] == found["a-b-2"]
+    of_one = Settings({Entity("a-*", "c"): {PRODUCE: 1.0}, Entity(None, "c"): {PRODUCE: 2.0}})
+    assert [of_one.find(PRODUCE, user, "c").per_s for user in ("a-1", "b")] == [1, 2]  # type: ignore[union-attr]
+    assert of_one.find(PRODUCE, "a-1", "d") is None
+
+
 def test_nobody_runs_up_the_debt_of_another_s_replays() -> None:
     """A client id is what a client says it is: by it each user has an account of its own."""
     quotas = Quotas(ManualClock(), Shown(), -1)
