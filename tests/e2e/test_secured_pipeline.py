@@ -60,6 +60,11 @@ partitions = 2
 [dead_letter]
 kind = "kafka"
 topic = "not-understood"
+
+[spark]
+"spark.eventLog.enabled" = "true"
+"spark.eventLog.dir" = "{events}"
+"spark.eventLog.compress" = "false"
 """
 
 
@@ -77,13 +82,15 @@ class Pipeline:
 
     def __init__(self, kafka: Kafka, folder: Path, function: str) -> None:
         self.kafka, self.folder = kafka, folder
-        self.file = folder / "pipeline.toml"
+        self.file, self.events = folder / "pipeline.toml", folder / "events"
+        self.events.mkdir()
         self.file.write_text(
             FILE.format(
                 function=function,
                 bootstrap=kafka.address("LOGIN"),
                 user=USERS["SCRAM-SHA-512"],
                 epoch_events=EPOCH_EVENTS,
+                events=self.events.as_uri(),
             )
         )
         (folder / "secrets.properties").write_text(f"password = {PASSWORD}\n")
@@ -116,6 +123,9 @@ class Pipeline:
             while checkpoint.last_commit(self.folder / "checkpoint") < epoch:
                 assert process.poll() is None and time.monotonic() < deadline, self.log[-3000:]
                 time.sleep(0.02)
+            for path in Path("/proc").glob("[0-9]*/cmdline"):
+                with contextlib.suppress(OSError):
+                    self.said += path.read_text(errors="replace")
             process.kill()
 
     @property
@@ -173,4 +183,9 @@ def test_a_pipeline_on_a_secured_kafka_is_killed_and_writes_every_row_once(
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     kept = [path for path in files if PASSWORD.encode() in path.read_bytes()]
     assert kept == [tmp_path / "secrets.properties"]
+    assert str(pipeline.file) in pipeline.said, "its own command line is among them"
     assert PASSWORD not in pipeline.said
+    told = "".join(path.read_text() for path in pipeline.events.rglob("*") if path.is_file())
+    assert "SparkListenerJobEnd" in told, "Spark's event log"
+    for value in POISON:
+        assert value.decode() not in told + pipeline.log
