@@ -52,6 +52,14 @@ def _e2e(*names: str) -> list[str]:
 _JDK = ("javac:openjdk-17-jdk-headless",)
 _NODE = ("node:nodejs", "npm:npm")
 
+
+def _clients(*kinds: str) -> Slice:
+    """All clients, by these ways to come in."""
+    return Slice(
+        tuple(("make", "conformance", f"SECURITY={kind}") for kind in kinds), (*_JDK, *_NODE)
+    )
+
+
 SLICES: dict[str, Slice] = {
     "slow-log": Slice((_slow("tests/unit", "tests/conformance/test_[a-j]*.py"),), _JDK),
     "slow-sinks": Slice((_slow("tests/conformance/test_[k-z]*.py"),)),
@@ -109,6 +117,10 @@ SLICES: dict[str, Slice] = {
     ),
     "suites": Slice((("make", "suites"),), _JDK),
     "clients": Slice((("make", "conformance"), ("make", "differences")), (*_JDK, *_NODE)),
+    "clients-certificates": _clients("mtls", "ssl"),
+    "clients-passwords": _clients("sasl_ssl-plain", "sasl_ssl-oauthbearer"),
+    "clients-scram": _clients("sasl_ssl-scram-512", "sasl_ssl-scram-256"),
+    "rules": Slice((("make", "differences", "ARGS=--security"),), _JDK),
     "crashes": Slice((("make", "kill-points", "POINTS=300"), ("make", "storm"))),
     "simulation": Slice((("make", "sim", "SEEDS=500"),)),
     "chaos": Slice((("make", "chaos", "MINUTES=10"),)),

@@ -23,6 +23,7 @@ SUITES = (
     "verifiable",
     "streams",
     "connect",
+    "secured",
 )
 """Each the name of a module in this package."""
 
@@ -75,7 +76,7 @@ def take(name: str, against: str) -> list[Outcome]:
 
 
 def _outcomes(suite: Suite, against: str, folder: Path) -> Iterator[Outcome]:
-    settings = suite.settings(against) if isinstance(suite, ConfiguredSuite) else None
+    settings = suite.settings(against, folder) if isinstance(suite, ConfiguredSuite) else None
     with target(against, settings) as bootstrap:
         yield from suite.run(bootstrap, folder)
     if isinstance(suite, KillingSuite):

@@ -17,7 +17,7 @@ DECLARE = (of_topics, of_records, of_groups, of_transactions, of_cluster)
 """Imported for the cases that they declare."""
 
 
-def settings(against: str) -> dict[str, str]:
+def settings(against: str, folder: Path) -> dict[str, str]:
     """Of Kafka's optional parts, the one that a tool needs."""
     return dict(KAFKA_WITH_ACLS)
 

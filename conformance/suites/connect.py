@@ -10,15 +10,16 @@ stands in the topic once.
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tests.ports import free_port
 
 from conformance.suites.growing_file import GrowingFile
-from conformance.suites.jvm import Jvm, Jvms, Late, jvms, libraries, until
+from conformance.suites.jvm import Jvm, Jvms, Late, jvms, libraries, properties, until
 from conformance.suites.outcome import Outcome, judged
 from conformance.suites.promises import missing
 from conformance.suites.reading import COMMITTED, UNCOMMITTED, whole
@@ -37,6 +38,8 @@ WORKER = {
     "consumer.session.timeout.ms": "6000",
     "consumer.heartbeat.interval.ms": "1000",
 }
+REACHING = ("", "producer.", "consumer.", "admin.")
+"""What a worker's settings for its clients begin with: its own, and its connectors'."""
 CLUSTER = {
     "group.id": "connect-cluster",
     "config.storage.topic": "connect-configs",
@@ -63,17 +66,27 @@ def run(bootstrap: str, folder: Path) -> Iterator[Outcome]:
             yield from story(GrowingFile(story.__name__, bootstrap, folder, PARTITIONS), programs)
 
 
-def standalone(file: GrowingFile, programs: Jvms) -> Iterator[Outcome]:
-    """Killed when a third has arrived, and when two thirds have."""
-    worker = WORKER | {
-        "bootstrap.servers": file.bootstrap,
-        "listeners": f"http://127.0.0.1:{free_port()}",
-        "offset.storage.file.filename": str(file.folder / "standalone.offsets"),
-    }
-    arguments = [_properties(file.folder / "standalone.properties", worker)]
+def standalone(
+    file: GrowingFile, programs: Jvms, client: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Outcome]:
+    """Killed when a third has arrived, and when two thirds have.
+
+    `client` says how the worker and its connectors reach the broker, if not by its address alone.
+    """
+    reached = {f"{of}{key}": value for of in REACHING for key, value in client.items()}
+    worker = (
+        WORKER
+        | {"bootstrap.servers": file.bootstrap}
+        | reached
+        | {
+            "listeners": f"http://127.0.0.1:{free_port()}",
+            "offset.storage.file.filename": str(file.folder / "standalone.offsets"),
+        }
+    )
+    arguments = [properties(file.folder / "standalone.properties", worker)]
     for name, settings in connectors(file).items():
         path = file.folder / f"{name}.properties"
-        arguments.append(_properties(path, {"name": name, **settings}))
+        arguments.append(properties(path, {"name": name, **settings}))
     try:
         with file.growing():
             for life, part in enumerate((1 / 3, 2 / 3, 1)):
@@ -94,7 +107,7 @@ def distributed(file: GrowingFile, programs: Jvms) -> Iterator[Outcome]:
     def start(place: str) -> Jvm:
         listener = {"listeners": f"http://127.0.0.1:{ports[place]}"}
         worker = WORKER | CLUSTER | listener | {"bootstrap.servers": file.bootstrap}
-        config = _properties(file.folder / f"distributed-{place}.properties", worker)
+        config = properties(file.folder / f"distributed-{place}.properties", worker)
         lives.append(programs.start(f"distributed-{len(lives)}", DISTRIBUTED, config))
         return lives[-1]
 
@@ -154,11 +167,6 @@ def judge(file: GrowingFile, living: list[Jvm], *, exactly_once: bool) -> Iterat
             problem = f"{again} more than once" if again else ""
             note = f"{len(every) - len(messages)} lines of aborted transactions are not among them"
             yield judged(f"{name}: every line is in the topic once", problem, note)
-
-
-def _properties(path: Path, lines: dict[str, str]) -> str:
-    path.write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
-    return str(path)
 
 
 def _put(port: int, name: str, settings: dict[str, str]) -> bool:

@@ -8,7 +8,7 @@ import json
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,12 @@ def compiled(source: Path, library: Path, classes: Path) -> Path:
     command = ["javac", "-cp", f"{library}/*", "-d", str(classes), str(source)]
     subprocess.run(command, check=True)
     return classes
+
+
+def properties(path: Path, lines: Mapping[str, str]) -> str:
+    """The path of a file with these lines, which is made."""
+    path.write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
+    return str(path)
 
 
 class Jvm:

@@ -1,10 +1,11 @@
 """kafka-python's own integration tests, from its source distribution, against the broker.
 
 The distribution leaves out `test/service.py`, with which the tests start a Kafka of their own;
-`kafka_python_plugin.py` stands in for it, and points them at our address. What starts a broker of
-its own all the same is skipped: that is TLS and SASL.
+`kafka_python_plugin.py` stands in for it, and points them at our addresses: one broker has a
+listener for each way to come in.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -14,11 +15,10 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from benchmarks.kafka_jars import KAFKA_VERSION
-from tests.ports import free_port
 
 from conformance.programs import BUILT
+from conformance.suites import ways_in
 from conformance.suites.outcome import Outcome
-from conformance.targets import KAFKA_WITH_ACLS
 
 VERSION = "3.0.12"
 TOOLS = [
@@ -29,21 +29,25 @@ TOOLS = [
 TIMEOUT_S = 600
 MAX_NOTE = 200
 
-_OF_ANY_BROKER = {"node.id": "0", "num.partitions": "4", "group.min.session.timeout.ms": "1000"}
+USER, PASSWORD = "alice", "alice-secret"
+"""Whom the tests log in as; they make rules, and do everything without one."""
+
+_AS_THEIRS = {
+    "node.id": "0", "num.partitions": "4", "group.min.session.timeout.ms": "1000",
+    "super.users": f"User:ANONYMOUS;User:{USER}",
+}  # fmt: skip
 
 
-def settings(against: str) -> dict[str, str]:
+def settings(against: str, folder: Path) -> dict[str, str]:
     """As kafka-python's own tests start a Kafka."""
-    if against == "kafka":
-        return _OF_ANY_BROKER | KAFKA_WITH_ACLS
-    address = f"PLAINTEXT://127.0.0.1:{free_port()}"
-    where = {"listeners": address, "advertised.listeners": address}
-    return _OF_ANY_BROKER | KAFKA_WITH_ACLS | where
+    protocols = ("SASL_PLAINTEXT", "SSL")
+    return ways_in.settings(against, folder, protocols, {USER: PASSWORD}) | _AS_THEIRS
 
 
 def run(bootstrap: str, folder: Path) -> Iterator[Outcome]:
     """One outcome per test, when all are over; pytest's log is in the folder."""
     environment, source = installed()
+    ways_in.add_user(bootstrap, USER, PASSWORD)
     report, log = folder / "report.xml", folder / "pytest.log"
     command = [
         environment / "bin" / "python", "-m", "pytest", "test/integration", "-q",
@@ -51,8 +55,10 @@ def run(bootstrap: str, folder: Path) -> Iterator[Outcome]:
         "-o", "junit_logging=no", "-o", "log_level=INFO",
         "--timeout=60", "--timeout-method=signal",
     ]  # fmt: skip
+    addresses = {"PLAINTEXT": bootstrap} | ways_in.addresses(folder)
     told = {
-        "KAFKA_URI": f"kafka://{bootstrap}",
+        "BROKER_ADDRESSES": json.dumps(addresses),
+        "BROKER_CERTIFICATES": str(folder),
         "KAFKA_VERSION": KAFKA_VERSION,
         "KAFKA_ROOT": str(folder),  # only has to exist
         "PYTHONPATH": f"{source}{os.pathsep}{Path(__file__).parent}",

@@ -1,10 +1,15 @@
 """A pytest plugin that lets kafka-python's integration tests use a broker that is running already.
 
-Loaded into the environment of those tests, which has neither our packages nor this one.
+Loaded into the environment of those tests, which has neither our packages nor this one. In the
+environment `BROKER_ADDRESSES` says where each protocol is spoken, as JSON, and the folder
+`BROKER_CERTIFICATES` has the authority's certificate under the name that the tests expect.
 """
 
+import json
+import os
 import sys
 import types
+from typing import Any
 
 import pytest
 
@@ -29,8 +34,23 @@ service.SpawnedService = SpawnedService  # type: ignore[attr-defined]
 sys.modules["test.service"] = service
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out what starts a broker although it was told of one."""
-    for item in items:
-        if item.path.name == "test_ssl_integration.py":
-            item.add_marker(pytest.mark.skip(reason="Starts a broker of its own, for TLS"))
+def pytest_configure(config: pytest.Config) -> None:
+    """Have the tests find a broker where they would start one."""
+    from kafka import KafkaAdminClient
+    from test.integration import fixtures
+
+    addresses = json.loads(os.environ["BROKER_ADDRESSES"])
+
+    def running(cls: Any, broker_id: int, **asked: Any) -> Any:
+        host, _, port = addresses[asked.get("transport", "PLAINTEXT")].rpartition(":")
+        asked.pop("tmp_dir", None)
+        fixture = cls(host, int(port), broker_id, external=True, **asked)
+        fixture.ssl_dir = os.environ["BROKER_CERTIFICATES"]
+        return fixture
+
+    def topic_names(self: Any) -> Any:  # it would start Kafka's own tool
+        with KafkaAdminClient(**fixtures.client_params(self)) as admin:
+            return admin.list_topics()
+
+    fixtures.KafkaFixture.instance = classmethod(running)
+    fixtures.KafkaFixture.get_topic_names = topic_names

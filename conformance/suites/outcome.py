@@ -48,6 +48,6 @@ class KillingSuite(Protocol):
 class ConfiguredSuite(Protocol):
     """A suite whose tests take the broker to be set up as their own would be."""
 
-    def settings(self, against: str) -> Mapping[str, str]:
+    def settings(self, against: str, folder: Path) -> Mapping[str, str]:
         """Keys of the broker of `run`, as in its file; `against` is one of `targets.TARGETS`."""
         ...

@@ -93,7 +93,7 @@ class Load:
                   "reading all", READ_S)  # fmt: skip
 
 
-def settings(against: str) -> Mapping[str, str]:
+def settings(against: str, folder: Path) -> Mapping[str, str]:
     """The broker's session timeout for the consumer protocol, which is 45 s by default."""
     timeouts = ["group.consumer.session.timeout.ms"]
     timeouts += ["group.consumer.min.session.timeout.ms"] * (against == "kafka")

@@ -3,6 +3,7 @@
 import contextlib
 import random
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from conformance.suites.beside import beside
-from conformance.suites.jvm import Jvm, Jvms, until
+from conformance.suites.jvm import Jvm, Jvms, properties, until
 from conformance.suites.reading import COMMITTED, QUIET, READ_S, UNCOMMITTED, reader, whole
 
 PARTITIONS = 4
@@ -28,6 +29,8 @@ class Application:
     bootstrap: str
     folder: Path
     programs: Jvms
+    client: Mapping[str, str] = field(default_factory=dict)
+    """How the instances reach the broker; by the address alone if nothing is said."""
     lines: list[str] = field(default_factory=list)
     instances: list[Jvm] = field(default_factory=list)
 
@@ -66,8 +69,10 @@ class Application:
 
     def start(self, place: str) -> Jvm:
         """An instance over the state of that place."""
+        client = self.client or {"bootstrap.servers": self.bootstrap}
         instance = self.programs.start(
-            f"{self.name}-{len(self.instances)}", "WordCount", self.bootstrap,
+            f"{self.name}-{len(self.instances)}", "WordCount",
+            properties(self.folder / f"{self.name}.properties", client),
             self._input, self.output, self.name, str(self.state(place)),
         )  # fmt: skip
         self.instances.append(instance)

@@ -1,3 +1,7 @@
+import java.io.IOException;
+import java.io.Reader;
+import java.nio.file.Files;
+import java.nio.file.Path;
 import java.time.Duration;
 import java.util.Arrays;
 import java.util.Properties;
@@ -17,12 +21,15 @@ import org.apache.kafka.streams.state.KeyValueStore;
 /**
  * Words of lines, counted exactly once: a repartition topic, a store with a changelog, two threads.
  * No count is held back in a cache, so a word's counts in the output are 1, 2, 3 and so on.
- * Arguments: bootstrap, input, output, application id, folder of the state.
+ * Arguments: a file of how the broker is reached, input, output, application id, folder of the
+ * state.
  */
 public final class WordCount {
-  public static void main(String[] args) {
+  public static void main(String[] args) throws IOException {
     Properties settings = new Properties();
-    settings.put(StreamsConfig.BOOTSTRAP_SERVERS_CONFIG, args[0]);
+    try (Reader client = Files.newBufferedReader(Path.of(args[0]))) {
+      settings.load(client);
+    }
     settings.put(StreamsConfig.APPLICATION_ID_CONFIG, args[3]);
     settings.put(StreamsConfig.STATE_DIR_CONFIG, args[4]);
     settings.put(StreamsConfig.PROCESSING_GUARANTEE_CONFIG, StreamsConfig.EXACTLY_ONCE_V2);
