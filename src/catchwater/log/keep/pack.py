@@ -132,7 +132,7 @@ class Packer:
         on_packed: Callable[[Sequence[RunRow], memoryview], None] = lambda runs, data: None,
     ) -> None:
         """`on_packed` gets the runs of every segment that was committed, and their batches, with
-        their offsets, in memory that is used again afterwards.
+        their offsets, in memory that is used again afterwards; when to rest is its own affair.
         """
         self._on_packed = on_packed
         self._catalog = catalog
@@ -194,18 +194,21 @@ class Packer:
         began_s = self._clock.monotonic_s()
         packed = self._pack_group(group)
         self._clock.pause(min(self._clock.monotonic_s() - began_s, _LONGEST_REST_S))
-        return packed
+        if packed:
+            self._on_packed(packed, self._memory[: sum(run.byte_size for run in packed)])
+        return bool(packed)
 
-    def _pack_group(self, group: list[RunRow]) -> bool:
+    def _pack_group(self, group: list[RunRow]) -> list[RunRow]:
+        """The runs that a segment has replaced; none, where there is nothing to pack (yet)."""
         topic_id, partition = key_of(group[0])
         topic = self._topic_name(topic_id)
         if topic is None:
-            return False  # deleted meanwhile
+            return []  # deleted meanwhile
         group = self._with_small_segments_before(group)
         segment = SegmentWriter(topic_id, topic, partition)
         group = self._add_in_time(group, segment)
         if not group:
-            return False  # stopped; or the next pass goes around the damaged run
+            return []  # stopped; or the next pass goes around the damaged run
         aborted = aborted_in(self._catalog, group)
         parts, footer = segment.finish(aborted)
         object_key = segment_key(footer, self._clock.token())
@@ -215,10 +218,9 @@ class Packer:
             self._catalog.replace_runs(group, [segment_run(footer, object_key)], [row]).result()
         except RunsChanged:
             self._storage.objects.delete(object_key)  # trimmed or deleted while it was packed
-            return False
+            return []
         self.packed_bytes += sum(r.byte_size for r in group if not r.object.startswith(SEGMENTS))
-        self._on_packed(group, self._memory[: sum(run.byte_size for run in group)])
-        return True
+        return group
 
     def _add_in_time(self, group: list[RunRow], segment: SegmentWriter) -> list[RunRow]:
         """Add the runs, or as many as can be read in a while: what is far away comes in parts."""

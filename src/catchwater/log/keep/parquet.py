@@ -48,8 +48,9 @@ PARQUET = "catchwater.history.parquet"
 
 _PACKAGES = ("numba", "pyarrow")
 _SEGMENTS_A_LOOK = 100
-_STRETCH_S = 0.01
-"""After so much work it rests as long."""
+_STRETCH_S = 0.002
+"""After so much work it rests as long: a request that comes meanwhile changes threads several
+times, and waits for this one at each until it rests."""
 
 GoOn = Callable[[], bool]
 

@@ -29,7 +29,7 @@ from catchwater.wire.columns import HEADERS_TYPE
 
 MICROSECONDS = pa.timestamp("us", "UTC")
 _DECODED = ("offset", "timestamp", "timestampType", "key", "headers", "value")
-_TYPED_ROWS = 2_000
+_TYPED_ROWS = 1_000
 """Decoded in one go, for that keeps other threads waiting."""
 _LAST_MS = (2**63 - 1) // 1000
 """A later timestamp does not fit into microseconds; it is null in a table."""

@@ -427,7 +427,8 @@ class TableWriter:
         if topic is None or not has_table(topic):
             return
         try:
-            taken = self._add(topic_id, partition, data, at, stop, pending, None, lambda: None)
+            step = resting(self._core.clock, lambda: True)
+            taken = self._add(topic_id, partition, data, at, stop, pending, None, step)
         except CatchwaterError as error:
             _LOG.warning("The table of %s reads its records again: %s", topic.name, error)
             self.forget(topic_id)
