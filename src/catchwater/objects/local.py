@@ -53,7 +53,7 @@ class LocalStore:
     def put(self, key: str, parts: Sequence[Buffer]) -> int:
         path = self._path(key)
         with _named(path, "written"), self._incoming_file(parts) as (temporary, size):
-            self._make_parents(path)
+            make_folders(path.parent)
             os.replace(temporary, path)
             sync_folder(path.parent)
         return size
@@ -61,7 +61,7 @@ class LocalStore:
     def put_if_absent(self, key: str, parts: Sequence[Buffer]) -> int:
         path = self._path(key)
         with _named(path, "written"), self._incoming_file(parts) as (temporary, size):
-            self._make_parents(path)
+            make_folders(path.parent)
             try:
                 os.link(temporary, path)
             except FileExistsError:
@@ -133,17 +133,6 @@ class LocalStore:
         finally:
             Path(temporary).unlink(missing_ok=True)
 
-    def _make_parents(self, path: Path) -> None:
-        """Create the directories above the file, and sync their entries."""
-        missing = []
-        parent = path.parent
-        while not parent.exists():
-            missing.append(parent)
-            parent = parent.parent
-        for directory in reversed(missing):
-            directory.mkdir(exist_ok=True)
-            sync_folder(directory.parent)
-
     def _remove_abandoned(self, modified_before_ms: int) -> None:
         for path in self._incoming.iterdir():
             try:
@@ -197,7 +186,7 @@ def _write_all(descriptor: int, parts: Sequence[Buffer]) -> int:
     first, unsynced = 0, 0
     while first < len(pending):
         if unsynced >= PIECE_BYTES:
-            _sync_and_pause(descriptor)
+            sync_and_pause(descriptor)
             unsynced = 0
         ends = accumulate(map(len, pending[first : first + _MAX_PARTS]), initial=unsynced)
         count = sum(end <= PIECE_BYTES for end in ends) - 1
@@ -211,11 +200,22 @@ def _write_all(descriptor: int, parts: Sequence[Buffer]) -> int:
     return total
 
 
-def _sync_and_pause(descriptor: int) -> None:
-    """Leave the disk to others for as long as it was needed here."""
+def sync_and_pause(descriptor: int) -> None:
+    """Sync what was written, then leave the disk to others for as long as that took."""
     began_s = SYSTEM.monotonic_s()
     os.fdatasync(descriptor)
     SYSTEM.pause(min(SYSTEM.monotonic_s() - began_s, _LONGEST_PAUSE_S))
+
+
+def make_folders(folder: Path) -> None:
+    """Create the folder and those above it, and make their names durable."""
+    missing = []
+    while not folder.exists():
+        missing.append(folder)
+        folder = folder.parent
+    for each in reversed(missing):
+        each.mkdir(exist_ok=True)
+        sync_folder(each.parent)
 
 
 def sync_folder(directory: Path) -> None:

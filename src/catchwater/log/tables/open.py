@@ -12,6 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from catchwater.broker_config import BrokerConfig
 from catchwater.config import CatchwaterError
+from catchwater.objects.local import make_folders
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -58,11 +59,13 @@ def open_catalog(properties: Mapping[str, str]) -> "Catalog":
     from pyiceberg.exceptions import NotInstalledError, RESTError
     from sqlalchemy.exc import SQLAlchemyError
 
+    from catchwater.objects.table_files import SYNCED
+
     uri = properties.get("uri", "")
     try:
         if uri.startswith("sqlite:///"):
-            Path(uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
-        return load_catalog(NAME, **properties)
+            make_folders(Path(uri.removeprefix("sqlite:///")).parent)
+        return load_catalog(NAME, **{**SYNCED, **properties})
     except (ValueError, NotInstalledError, RESTError, SQLAlchemyError, OSError) as error:
         raise TableUnavailable(
             f"The tables' catalog cannot be opened: {error}.",

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from catchwater.clock import SYSTEM, Clock
 from catchwater.config import ConfigError
+from catchwater.objects.local import make_folders
 from catchwater.recovery.ledger import SinkEpoch
 from catchwater.sinks.base import (
     Fix,
@@ -455,8 +456,10 @@ def _catalog(config: SinkConfig, context: "SinkContext") -> "Catalog":
     from pyiceberg.catalog import load_catalog
     from pyiceberg.exceptions import NotInstalledError
 
+    from catchwater.objects.table_files import SYNCED
+
     try:
-        return load_catalog(**config.options.properties(context.folder))
+        return load_catalog(**SYNCED | config.options.properties(context.folder))
     except (ValueError, NotInstalledError) as error:
         raise ConfigError(
             f"The catalog of [sink.{config.name}] cannot be opened: {error}.",
@@ -471,7 +474,7 @@ def _open(config: SinkConfig, context: "SinkContext", truth: "Archive") -> Icebe
 
     def catalog() -> "Catalog":
         if (folder := options.folder(context.folder)) is not None:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folders(folder)
         with _named(options.table):
             return _catalog(config, context)
 

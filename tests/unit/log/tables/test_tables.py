@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -18,6 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.types import LongType
+from sqlalchemy.orm import Session
+from tests.power import Power
 from tests.schema_registry import FakeRegistry, schema_registry
 
 from catchwater.broker_config import LogConfig
@@ -31,6 +34,7 @@ from catchwater.log.tables.open import TableRefused, TableUnavailable, TableUnfi
 from catchwater.log.tables.rows import RAW, Shape
 from catchwater.log.tables.settings import PARTITION_BY, TABLE, Term, refused_table, terms
 from catchwater.log.tables.writer import TableWriter
+from catchwater.objects.local import PIECE_BYTES
 from catchwater.values.settings import BadSchema, ValueFormat, ValueSettings
 from catchwater.wire.arrow import encode_batch
 
@@ -315,6 +319,29 @@ def test_what_the_packer_hands_over_is_bounded_by_files(
     assert world.places() == world.expected()
     assert len(list(world.table().scan().plan_files())) == 3
     assert len(world.table().snapshots()) == 1
+
+
+def test_what_a_snapshot_names_is_there_after_a_loss_of_power(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "MERGE_LEAST", 2)
+    power, warehouse, commits = Power(monkeypatch), world.root / "tables", []
+    real = Session.commit
+
+    def commit(self: Session) -> None:
+        assert not list(power.lost(warehouse))
+        commits.append(self)
+        real(self)
+
+    monkeypatch.setattr(Session, "commit", commit)
+    topic = world.topic()
+    broker = world.broker()
+    for _ in range(3):
+        world.append(topic, records=[(b"k", os.urandom(PIECE_BYTES), 0, ())] * 3)
+        world.advance(broker, topic)
+    assert world.places() == world.expected()
+    assert len(list(world.table().scan().plan_files())) < 3, "files are made one, too"
+    assert len(commits) > 4
 
 
 def test_what_is_not_stable_waits(world: World) -> None:

@@ -14,6 +14,8 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import CommitFailedException, UnauthorizedError
+from sqlalchemy.orm import Session
+from tests.power import Power
 
 from catchwater.clock import Clock, ManualClock
 from catchwater.config import ConfigError
@@ -317,6 +319,27 @@ def test_a_section_without_a_catalog_has_one_in_its_warehouse(world: World) -> N
     sink.commit(0, world.stage(0, Alert("a", 1.0)))
     sink.close()
     assert (world.root / "warehouse" / "catalog.db").exists()
+
+
+def test_what_a_snapshot_names_is_there_after_a_loss_of_power(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    power, warehouse, commits = Power(monkeypatch), world.root / "a" / "warehouse", []
+    real = Session.commit
+
+    def commit(self: Session) -> None:
+        assert not list(power.lost(warehouse.parent))
+        commits.append(self)
+        real(self)
+
+    monkeypatch.setattr(Session, "commit", commit)
+    section = {"kind": "iceberg", "table": "lake.cards", "warehouse": str(warehouse)}
+    context = SinkContext("cards", "", world.root, output_type=Alert)
+    sink = KIND.open(parse("alerts", section), context, Archive(world.stager))
+    sink.commit(0, world.stage(0, Alert("a", 1.0)))
+    sink.commit(1, world.stage(1, Alert("b", 1.0)))
+    sink.close()
+    assert len(commits) > 2
 
 
 @pytest.mark.parametrize(
