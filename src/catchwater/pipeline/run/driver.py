@@ -197,9 +197,9 @@ def run_pipeline(
             # A spare gets Python workers and the JVM ready, and takes the checkpoint at its turn.
             session.start_workers(spark, config.tasks)
             if pipeline is None and not stop.requested:
-                _stand_by(spark, config, turn, stop, clock)
-                if turn is None or turn.come:
-                    pipeline = take_checkpoint(config, held, clock.monotonic_s(), stop, clock)
+                with _standing_by(spark, config, turn, stop, clock):
+                    if turn is None or turn.come:
+                        pipeline = take_checkpoint(config, held, clock.monotonic_s(), stop, clock)
             if pipeline is not None:
                 with closing(pipeline), session.alive(spark):
                     if session.is_cluster(config.spark):
@@ -236,26 +236,41 @@ def run_in(
             run_query(mine, pipeline, stop, traces, beside, clock, follow)
 
 
-def _stand_by(
+@contextmanager
+def _standing_by(
     spark: "SparkSession", config: PipelineConfig, turn: Turn | None, stop: Stop, clock: Clock
-) -> None:
-    """Get ready, and wait for the turn.
+) -> Iterator[None]:
+    """Get ready, and run the block when the supervisor says go, if it is the supervisor's to say.
 
-    `take_checkpoint` waits for a driver on another machine.
+    The block watches a driver on another machine, which may go at any moment. On a cluster Spark
+    gets ready beside: without room for a spare that would take a minute, and come to nothing.
     """
     from catchwater.pipeline.spark.warmup import warm_up
     from catchwater.sinks.config import preload
 
-    waits = turn is not None and not turn.come
-    warm_up(
-        spark, config.tasks, lambda: stop.requested or bool(waits and turn and turn.come), clock
-    )
-    preload(
-        sink.kind for sink in config.every_sink.values()
-    )  # half a second, and a third of a restart
-    _log.info("Standing by.")
-    while turn is not None and not stop.requested and not turn.wait(_LOOK_S):
-        pass
+    waiting = turn if turn is not None and not turn.come else None
+    over = threading.Event()
+
+    def get_ready() -> None:
+        def enough() -> bool:
+            return stop.requested or over.is_set() or (waiting is not None and waiting.come)
+
+        warm_up(spark, config.tasks, enough, clock)
+
+    with ThreadPoolExecutor(1, "warm-up") as beside_us:
+        try:
+            if session.is_cluster(config.spark):
+                beside_us.submit(get_ready)
+            else:
+                get_ready()
+            # Half a second, and a third of a restart.
+            preload(sink.kind for sink in config.every_sink.values())
+            _log.info("Standing by.")
+            while waiting is not None and not stop.requested and not waiting.wait(_LOOK_S):
+                pass
+            yield
+        finally:
+            over.set()
 
 
 def _python(config: PipelineConfig, python: str | None) -> "AbstractContextManager[str]":

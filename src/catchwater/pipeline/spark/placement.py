@@ -9,7 +9,7 @@ machine lacks.
 
 Which host that is follows from the ledger, which says where each shard was in the epoch before, and
 from the executors that there are: `assign` moves no more than it must to give each its share. An
-executor that joins is first asked what it is (`session.ask_executors`).
+executor that joins is first asked what it is (`session.check_executors`).
 
 Relies on `spark.sql.unionOutputPartitioning` (Spark 4.1) and on `SparkContext.makeRDD`, which only
 the JVM has.

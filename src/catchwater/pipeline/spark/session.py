@@ -29,7 +29,7 @@ import tempfile
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.resources import files
@@ -52,8 +52,9 @@ DYING_S = 10.0
 """How long a JVM that does not answer may take to end."""
 _ARCHIVES = 4
 """How many class-data archives are kept: each of another Java or installation of pyspark."""
-_MASTER_S, _EXECUTORS_S = 5, 120
-"""How long a master may take to accept a connection, and executors to run a task."""
+_MASTER_S, _EXECUTORS_S, _SLOW_S = 5, 120, 480
+"""How long a master may take to accept a connection, a cluster to have executors run a task, and
+executors that are there beyond that: on a busy machine their first one takes minutes."""
 PACKAGES: Mapping[str, str] = {
     "pyspark": ">=4.3,<4.4",
     "pyarrow": ">=18",
@@ -145,6 +146,10 @@ class SessionUnfit(CatchwaterError):
 
 class ClusterAway(CatchwaterError):
     """A cluster does not answer, or has no room; it may at another start."""
+
+
+class StartFailed(CatchwaterError):
+    """Spark itself could not start as it is set, or its cluster did not take it."""
 
 
 class JvmEnded(CatchwaterError):
@@ -419,7 +424,7 @@ def start(
     python: str = sys.executable,
     scratch: Path | None = None,
 ) -> "SparkSession":
-    """A session with so many tasks at a time. Raises `SparkMissing` or `JavaMissing`.
+    """A session with so many tasks at a time. Raises `SparkMissing`, `JavaMissing`, `StartFailed`.
 
     `quick` compiles with C1 only: a start two seconds sooner, for demo and tests. What the JVM and
     its Python workers say goes to `log`. The JVM inherits the descriptors in `keep_open`. Workers
@@ -435,6 +440,7 @@ def start(
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     paths = [*python_path, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path for path in paths if path))
+    from py4j.protocol import Py4JJavaError
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
@@ -459,7 +465,13 @@ def start(
     with ExitStack() as unless_started:
         # Left alone, the JVM would go on and hold what it was given to keep open.
         unless_started.callback(_end, gateway)
-        context = SparkContext(conf=spark_conf, gateway=gateway)
+        try:
+            context = SparkContext(conf=spark_conf, gateway=gateway)
+        except Py4JJavaError as error:  # whose text is the JVM's, as long as that is there
+            raise StartFailed(
+                f"Spark does not start on {settings['spark.master']}: {error.java_exception}",
+                hint=f"What it has said is in {getattr(log, 'name', 'its log')}.",
+            ) from None
         unless_started.pop_all()
     without_tracebacks(context)
     return SparkSession(context)
@@ -512,6 +524,9 @@ def settings_of(said: Mapping[str, str], python_path: Sequence[str]) -> dict[str
         # Executors find the driver where the master sees this machine.
         here = _find_master(master)
         conf = {"spark.driver.host": here, "spark.driver.bindAddress": here, **conf}
+    if master == "yarn":
+        # Spark asks this machine's file system for its name to send files, which the raw one lacks.
+        conf = {"spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.LocalFileSystem", **conf}
     if is_cluster(said):
         # An executor's Python is not forked from the driver's, and looks for modules by itself.
         paths = [*python_path, conf.get("spark.executorEnv.PYTHONPATH", "")]
@@ -642,12 +657,11 @@ def check_executors(
 
     `shared` is None where state and outputs lie in a store that is no folder. All executors that
     take a task are asked, or one on each of these `hosts`; then the result is what each of them
-    calls itself. Raises `SessionUnfit` naming the host that lacks something, and `ClusterAway`
-    where there are none.
+    calls itself. Raises `SessionUnfit` naming the host that lacks something, and `ClusterAway`.
     """
     from py4j.protocol import Py4JJavaError
 
-    from catchwater.pipeline.spark.placement import located
+    from catchwater.pipeline.spark.placement import executor_hosts, located
 
     context = spark.sparkContext
     token = f"catchwater-{clock.token()}"
@@ -668,14 +682,10 @@ def check_executors(
 
     asking = ThreadPoolExecutor(1, "ask-executors")
     try:
-        found = asking.submit(ask).result(_EXECUTORS_S)
-    except TimeoutError as error:
+        found = _answered(asking.submit(ask), lambda: executor_hosts(spark), context.master)
+    except ClusterAway:
         context.cancelJobsWithTag(token)
-        raise ClusterAway(
-            f"No executor of {context.master} has taken a task within {_EXECUTORS_S} s.",
-            hint="Are there workers with cores and memory to spare? spark.cores.max, "
-            "spark.executor.cores and spark.executor.memory say what is asked of them.",
-        ) from error
+        raise
     except Py4JJavaError as error:
         raise _cannot_run_python(str(error.java_exception), needed["catchwater"]) from error
     finally:
@@ -694,6 +704,31 @@ def check_executors(
 
 
 _Looked = tuple[int, str, str, dict[str, str], bool]
+
+
+def _answered(
+    asked: "Future[list[_Looked]]", executors: Callable[[], Mapping[str, int]], master: str
+) -> list[_Looked]:
+    """What executors answer. Raises `ClusterAway` where there are none, or none gets ahead."""
+    try:
+        return asked.result(_EXECUTORS_S)
+    except TimeoutError as error:
+        hosts = sorted(executors())
+        if not hosts:
+            raise ClusterAway(
+                f"No executor of {master} has taken a task within {_EXECUTORS_S} s.",
+                hint="Are there workers with cores and memory to spare? spark.cores.max, "
+                "spark.executor.cores and spark.executor.memory say what is asked of them.",
+            ) from error
+    try:
+        return asked.result(_SLOW_S)
+    except TimeoutError as error:
+        raise ClusterAway(
+            f"The executors of {master} on {', '.join(hosts)} have run no task within "
+            f"{_EXECUTORS_S + _SLOW_S} s.",
+            hint="How busy are these machines? What executors say is in their stderr, which the "
+            "cluster's page shows.",
+        ) from error
 
 
 def _look(path: str, needed: Mapping[str, str]) -> Callable[[Any], _Looked]:

@@ -1,14 +1,14 @@
 """What is waited for before the start, and which query is started again."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from random import Random
 from types import SimpleNamespace
 
 import pytest
 
-from catchwater.clock import ManualClock
+from catchwater.clock import SYSTEM, Clock, ManualClock
 from catchwater.pipeline.run.config import AVAILABLE_NOW, CONTINUOUS
-from catchwater.pipeline.run.driver import Stop
+from catchwater.pipeline.run.driver import Stop, _standing_by
 from catchwater.pipeline.run.run import STARTS, InputMissing, run_to_end, take_checkpoint
 from catchwater.pipeline.supervise import Failure, Restarts
 from catchwater.replay.subscription import TopicUnknown
@@ -115,3 +115,23 @@ def test_a_run_with_an_end_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "Create the topic" in (missing.value.hint or "")
     failure = Failure(1, str(missing.value), restart=missing.value.restart)
     assert Restarts(10, Random(0)).failed(failure, progressed=False, now_s=0.0) is None
+
+
+@pytest.mark.parametrize("master", ["spark://m:1", "local[2]"])
+def test_a_spare_watches_the_driver_while_a_cluster_gets_ready(
+    monkeypatch: pytest.MonkeyPatch, master: str
+) -> None:
+    """One without room for it would get ready for a minute, and not be."""
+    steps = []
+
+    def warm_up(spark: object, tasks: int, enough: Callable[[], bool], clock: Clock) -> None:
+        while master != "local[2]" and not enough():
+            SYSTEM.pause(0.001)
+        steps.append("ready")
+
+    monkeypatch.setattr("catchwater.pipeline.spark.warmup.warm_up", warm_up)
+    config = SimpleNamespace(tasks=1, every_sink={}, spark={"master": master})
+    with _standing_by(None, config, None, Stop(), SYSTEM):  # type: ignore[arg-type]
+        steps.append("the other one is gone")
+    expected = ["the other one is gone", "ready"]
+    assert steps == (expected if master != "local[2]" else expected[::-1])

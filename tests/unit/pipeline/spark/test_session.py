@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -252,6 +253,7 @@ def test_what_yarn_and_kubernetes_need_is_named_where_it_is_missing(
     found = session.settings_of({"master": "yarn"}, ["/a"])
     assert found["spark.master"] == "yarn" and found["spark.executorEnv.PYTHONPATH"] == "/a"
     assert found["spark.driver.host"].count(".") == 3
+    assert "Raw" not in found["spark.hadoop.fs.file.impl"], "it has no name to send files by"
     monkeypatch.setenv("SPARK_HOME", str(tmp_path))
     with pytest.raises(session.SessionUnfit, match="was built without yarn"):
         session.settings_of({"master": "yarn"}, [])
@@ -307,6 +309,24 @@ def test_what_an_executor_lacks_is_named_with_its_host_and_a_command() -> None:
             session._refuse_unfit("w1", "/py", good | has, needed)
         assert str(raised.value) == f"{told}."
         assert f"/py -m pip install 'catchwater[spark]=={here}'" in (raised.value.hint or "")
+
+
+def test_executors_that_are_slow_are_waited_for_longer_than_those_that_are_not_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session, "_EXECUTORS_S", 0.01)
+    asked: Future[list[Any]] = Future()
+    with pytest.raises(session.ClusterAway, match="No executor of spark://m has taken a task"):
+        session._answered(asked, dict, "spark://m")
+
+    def late() -> dict[str, int]:
+        asked.set_result([])
+        return {"w1": 1}
+
+    assert session._answered(asked, late, "spark://m") == []
+    monkeypatch.setattr(session, "_SLOW_S", 0.01)
+    with pytest.raises(session.ClusterAway, match="executors of spark://m on w1 have run no task"):
+        session._answered(Future(), lambda: {"w1": 1}, "spark://m")
 
 
 def test_where_an_executor_cannot_run_python_is_what_spark_says_of_its_host() -> None:
