@@ -90,7 +90,7 @@ soak: $(STAMP)   ## MINUTES of steady load: memory, descriptors, objects and cat
 	MINUTES=$(MINUTES) $(BIN)/python -m benchmarks.soak
 
 cluster: $(STAMP) ## drivers on hosts that are cut off (network namespaces: root, iproute2), and Spark's standalone cluster
-	$(MAKE) slow TESTS="tests/e2e/test_hosts.py tests/e2e/test_cluster.py"
+	$(MAKE) slow TESTS="tests/e2e/test_hosts.py tests/e2e/test_cluster.py tests/e2e/test_cluster_lives.py"
 
 e2e: $(STAMP)    ## real Spark
 	KILLS=20 $(BIN)/python -m pytest $(if $(filter command%,$(origin TESTS)),$(TESTS),tests/e2e)

@@ -12,8 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-HERE = 1
-"""This process's own number in the network."""
 _NOBODY = "02:00:00:00:00:01"
 """A network card that no host has."""
 
@@ -84,7 +82,8 @@ class Network:
         self.hosts: dict[str, Host] = {}
         _ip("link", "add", self._bridge, "type", "bridge")
         _ip("link", "set", self._bridge, "up")
-        self.address(HERE)
+        self.here = self.address(1)
+        """This process's own address."""
 
     def address(self, number: int) -> str:
         """An address of this process's, for a server to listen at."""

@@ -177,6 +177,12 @@ class Driver:
         self.process.send_signal(signal.SIGTERM)
         return self.wait()
 
+    def kill(self) -> None:
+        """Turn its machine off."""
+        self.host.kill()
+        if self.process is not None:
+            self.process.wait()
+
     def signal_all(self, number: signal.Signals) -> None:
         for pid in processes(self.session):
             os.kill(pid, number)

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.e2e import in_session
-from tests.hosts import HERE, Network, NoNetwork
+from tests.hosts import Network, NoNetwork
 from tests.ports import free_port
 from tests.s3 import CREDENTIALS, make_bucket, moto
 
@@ -412,7 +412,7 @@ def network() -> Iterator[Network]:
 
 @pytest.fixture(scope="module", name="place")
 def _place(network: Network, make_broker: Callable[..., Any]) -> Iterator[Place]:
-    here, store = f"{network._prefix}.{HERE}", network.address(2)
+    here, store = network.here, network.address(2)
 
     def broker(settings: dict[str, str], **options: Any) -> Any:
         own = {
