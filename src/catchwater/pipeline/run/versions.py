@@ -34,6 +34,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from importlib.machinery import PathFinder
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -187,6 +188,7 @@ def find_module(name: str, folder: Path) -> ModuleType:
     """
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
+    _forget_another(name, folder)
     try:
         with _importing():
             return importlib.import_module(name)
@@ -205,6 +207,20 @@ def find_module(name: str, folder: Path) -> ModuleType:
             f"The function's module {name!r} cannot be imported: {why}{_line(error)}.",
             hint=f"It is looked for in {folder} and on the Python path." if absent else None,
         ) from error
+
+
+def _forget_another(name: str, folder: Path) -> None:
+    """Have the folder's module imported, where another pipeline's has the same name."""
+    module = sys.modules.get(name)
+    file = getattr(module, "__file__", None)
+    if file is None or hasattr(module, _LOADED):
+        return
+    importlib.invalidate_caches()
+    here = PathFinder.find_spec(name, [str(folder)])
+    if here is not None and here.origin and Path(here.origin).resolve() != Path(file).resolve():
+        del sys.modules[name]
+        sys.path.remove(str(folder))
+        sys.path.insert(0, str(folder))
 
 
 def _line(error: BaseException) -> str:

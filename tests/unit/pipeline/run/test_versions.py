@@ -23,6 +23,7 @@ from catchwater.pipeline.run.versions import (
     kept,
     load,
     publish,
+    source_of,
     store,
     version_of,
 )
@@ -223,6 +224,21 @@ def test_a_function_outlives_the_checkpoint_that_its_code_was_loaded_from(tmp_pa
     for spec in (loaded, find_function("begun_anew:Counter", tmp_path)):
         again = publish(spec, tmp_path / "second")
         assert (again.sha256, again.load().name) == (first.sha256, loaded.name)
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_each_folder_has_its_own_module_of_a_name(tmp_path: Path, is_gone: bool) -> None:
+    """As in a notebook that runs one pipeline after the other."""
+    for version in (1, 2):
+        folder = tmp_path / str(version)
+        folder.mkdir()
+        code = CODE.format(fields="n: int = 0", version=version, more="")
+        (folder / f"same_{is_gone}.py").write_text(code)
+        spec = find_function(f"same_{is_gone}:Counter", folder)
+        assert source_of(spec.target).decode() == code
+        assert find_function(f"same_{is_gone}:Counter", folder).target is spec.target
+        if is_gone:
+            shutil.rmtree(folder)
 
 
 def test_a_module_whose_file_is_gone_since_it_was_imported_is_named(tmp_path: Path) -> None:
