@@ -529,6 +529,7 @@ KIND = Kind(
     open=_open,
     look=_look,
     modules=(
+        "catchwater.objects.table_files",
         "catchwater.sinks.arrow_columns",
         "pyiceberg.catalog",
         "pyiceberg.io.pyarrow",
