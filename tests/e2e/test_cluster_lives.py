@@ -167,12 +167,14 @@ class Operated:
         assert self.goes_on(2).epoch > at
 
     def take_the_store_away(self, seconds: float) -> None:
-        """Nobody reaches the checkpoint meanwhile."""
+        """Nobody reaches the checkpoint meanwhile, nor commits but what was on its way to it."""
         driver = self.drivers[-1]
         hosts = [driver.host, *self.cluster.workers.values()]
         for each in hosts:
             each.lose(self.place.store)
-        time.sleep(seconds)
+        at, back_s = newest(self.job.checkpoint), time.monotonic() + seconds
+        until(lambda: time.monotonic() >= back_s, seconds + PATIENCE_S)
+        assert newest(self.job.checkpoint) <= at + 1
         for each in hosts:
             each.find(self.place.store)
         at = newest(self.job.checkpoint)

@@ -305,6 +305,19 @@ def test_what_the_packer_has_just_packed_is_not_read_again(world: World) -> None
     assert broker.counts["t"].handed_over == broker.counts["t"].records == 24
 
 
+def test_what_the_packer_hands_over_is_taken_with_rests(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rests: list[int] = []
+    topic = world.topic()
+    broker = world.broker()
+    world.advance(broker, topic)
+    monkeypatch.setattr(writing, "resting", lambda clock, go_on: lambda: rests.append(1))
+    world.append(topic)
+    world.pack(broker)
+    assert broker.counts["t"].handed_over and rests
+
+
 def test_what_the_packer_hands_over_is_bounded_by_files(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
