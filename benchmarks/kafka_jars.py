@@ -1,4 +1,4 @@
-"""Jars of Apache Kafka and of Spark's Kafka connector, fetched once with Maven into `.cache`.
+"""Jars of Apache Kafka, Spark's Kafka connector and others, fetched once with Maven into `.cache`.
 
 `jars("kafka")` is Kafka's server, console tools and client; `jars("connector-4.2")` is what
 `spark.jars` needs for Spark's own Kafka source; `registry()` is a schema registry. Maven finds its
@@ -55,6 +55,13 @@ SETS = {
         ("io.apicurio", "apicurio-registry-avro-serde-kafka", "3.1.7"),
         ("org.slf4j", "slf4j-nop", "2.0.17"),
     ],
+    # YARN's servers, of the Hadoop whose client pyspark has.
+    "yarn": [
+        ("org.apache.hadoop", "hadoop-client-minicluster", "3.5.0"),
+        ("org.bouncycastle", "bcprov-jdk18on", "1.78.1"),
+        ("org.bouncycastle", "bcpkix-jdk18on", "1.78.1"),
+        ("org.bouncycastle", "bcutil-jdk18on", "1.78.1"),
+    ],
     # Releases of Kafka's server that are still run, each with the logging that it came with.
     "kafka-2.8": [
         ("org.apache.kafka", "kafka_2.13", "2.8.2"),
@@ -73,7 +80,7 @@ SETS = {
         ("org.slf4j", "slf4j-reload4j", "1.7.36"),
     ],
 }
-"""What each set asks for; Maven brings what Kafka needs, and of the connector these alone."""
+"""What each set asks for; Maven brings what Kafka needs, and of the connector, say, these alone."""
 
 POM = """<project><modelVersion>4.0.0</modelVersion>
 <groupId>x</groupId><artifactId>x</artifactId><version>1</version>
@@ -93,7 +100,7 @@ def jars(name: str) -> Path:
     """The folder that holds the set's jars, fetched on first use (about 60 MB for Kafka)."""
 
     def fetch(work: Path) -> Path:
-        exclusions = ALONE if name in ("connector", "flink-kafka", "iceberg") else ""
+        exclusions = ALONE if name in ("connector", "flink-kafka", "iceberg", "yarn") else ""
         dependencies = "".join(DEPENDENCY.format(*d, exclusions=exclusions) for d in SETS[name])
         (work / "pom.xml").write_text(POM.format(dependencies=dependencies))
         copy = ["dependency:copy-dependencies", "-DincludeScope=runtime"]

@@ -1,23 +1,27 @@
-"""Spark's standalone cluster on this machine: its master and workers, each on a host of its own.
+"""Clusters for Spark on this machine: its own, whose master and workers are hosts, and YARN.
 
-The wheel `pyspark` has all of it. A host (`tests.hosts`) has a network and disks of its own; where
-none is named, the daemons run on loopback. A driver is a host, too, and anybody may look at its
-checkpoint, which is a URL.
+The wheel `pyspark` has all of the first; YARN's servers come through Maven (`yarn`). A host
+(`tests.hosts`) has a network and disks of its own; without one the daemons run on loopback.
+A driver is a host, too, and anybody may look at its checkpoint, which is a URL.
 """
 
 import os
 import re
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyspark
+from benchmarks.kafka_jars import jars
 from tests.conftest import until
 from tests.e2e.conftest import COMMAND, PATIENCE_S, processes
 from tests.hosts import Host, Network
+from tests.ports import free_port
 
 from catchwater.clock import SYSTEM
 from catchwater.pipeline.spark.session import find_java
@@ -69,6 +73,74 @@ def started(
     found = re.search(says, path.read_text())
     assert found, path.read_text()[-3000:]
     return process, found[1]
+
+
+_YARN_SITE = """<configuration>
+{properties}</configuration>"""
+_PROPERTY = "<property><name>{}</name><value>{}</value></property>\n"
+
+
+@contextmanager
+def yarn(folder: Path, cores: int) -> Iterator[dict[str, str]]:
+    """YARN of one node with so many cores: what a driver's environment needs to use it."""
+    of_rm = ("address", "scheduler.address", "resource-tracker.address", "admin.address")
+    ports = [f"resourcemanager.{each}" for each in (*of_rm, "webapp.address")]
+    ports += [f"nodemanager.{each}" for each in ("address", "localizer.address", "webapp.address")]
+    settings = {each: f"127.0.0.1:{free_port()}" for each in ports} | {
+        "resourcemanager.scheduler.class": "org.apache.hadoop.yarn.server.resourcemanager"
+        ".scheduler.fifo.FifoScheduler",
+        "scheduler.minimum-allocation-mb": 256,
+        "nodemanager.resource.memory-mb": 8192,
+        "nodemanager.resource.cpu-vcores": cores,
+        "nodemanager.vmem-check-enabled": "false",
+        "nodemanager.disk-health-checker.enable": "false",
+        "nodemanager.local-dirs": folder / "of-the-node",
+        "nodemanager.log-dirs": folder / "logs",
+    }
+    properties = "".join(_PROPERTY.format(f"yarn.{k}", v) for k, v in settings.items())
+    (folder / "yarn-site.xml").write_text(_YARN_SITE.format(properties=properties))
+    temporary = _PROPERTY.format("hadoop.tmp.dir", folder / "tmp")
+    (folder / "core-site.xml").write_text(_YARN_SITE.format(properties=temporary))
+    of_spark = ("hadoop-client-*", "slf4j-*", "jcl-over-slf4j-*", "log4j-*", "jakarta.servlet-*")
+    classes = [folder, *jars("yarn").glob("*.jar")]
+    classes += [jar for each in of_spark for jar in SPARK.glob(f"jars/{each}.jar")]
+    names, processes = ("ResourceManager", "NodeManager"), []
+    try:
+        for name in names:
+            with (folder / f"{name}.log").open("wb") as log:
+                command = [
+                    find_java().home / "bin" / "java", *QUICK.split(), "-Xmx512m",
+                    "-cp", os.pathsep.join(map(str, classes)),
+                    f"org.apache.hadoop.yarn.server.{name.lower()}.{name}",
+                ]  # fmt: skip
+                started = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
+            processes.append(started)
+        nodes = f"http://{settings['resourcemanager.webapp.address']}/ws/v1/cluster/nodes"
+        until(
+            lambda: b'"RUNNING"' in _asked(nodes) or any(each.poll() for each in processes), START_S
+        )
+        for name, process in zip(names, processes, strict=True):
+            assert process.poll() is None, (folder / f"{name}.log").read_text()
+        yield {
+            "HADOOP_CONF_DIR": str(folder),
+            "CATCHWATER_SPARK__MASTER": "yarn",
+            "CATCHWATER_SPARK__SPARK_EXECUTOR_INSTANCES": str(cores - 1),
+            "CATCHWATER_SPARK__SPARK_YARN_JARS": f"local:{SPARK}/jars/*",
+            "CATCHWATER_SPARK__SPARK_YARN_STAGINGDIR": str(folder / "staging"),
+        }
+    finally:
+        for process in reversed(processes):
+            process.terminate()
+            process.wait()
+
+
+def _asked(url: str) -> bytes:
+    """What a server answers; nothing as long as none does."""
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return bytes(answer.read())
+    except OSError:
+        return b""
 
 
 @dataclass

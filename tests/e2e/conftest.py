@@ -391,12 +391,11 @@ def _nothing_runs_on() -> Iterator[None]:
 
 @dataclass
 class Place:
-    """A network with a broker, its store, and at an address of its own the pipelines' store."""
+    """A network, and the store that its pipelines keep their checkpoints in."""
 
     network: Network
-    cards: Cards
     store: str
-    """The address of the pipelines' store."""
+    """The store's address, which is that of nothing else."""
     url: str
 
 
@@ -411,23 +410,26 @@ def network() -> Iterator[Network]:
 
 
 @pytest.fixture(scope="module", name="place")
-def _place(network: Network, make_broker: Callable[..., Any]) -> Iterator[Place]:
-    here, store = network.here, network.address(2)
-
-    def broker(settings: dict[str, str], **options: Any) -> Any:
-        own = {
-            "listeners": f"PLAINTEXT://{here}:{free_port()}",
-            "catchwater.control.listener": f"{here}:{free_port()}",
-            "catchwater.insecure": "true",
-            "catchwater.objects": objects,
-        }
-        return make_broker(settings | own, **options)
-
+def _place(network: Network) -> Iterator[Place]:
     with pytest.MonkeyPatch.context() as environment:
         for name in [name for name in os.environ if name.startswith("AWS_")]:
             environment.delenv(name)
         for name, value in CREDENTIALS.items():
             environment.setenv(name, value)
-        with moto(here) as of_the_log, moto(store) as endpoint:
-            objects = make_bucket(of_the_log, "log")
-            yield Place(network, feed_cards(broker), store, make_bucket(endpoint, "hosts"))
+        store = network.address(2)
+        with moto(store) as endpoint:
+            yield Place(network, store, make_bucket(endpoint, "hosts"))
+
+
+@pytest.fixture(scope="module")
+def cards_there(place: Place, make_broker: Callable[..., Any]) -> Iterator[Cards]:
+    """Those of a broker in the network, which has its objects in a store of its own."""
+    here = place.network.here
+    with moto(here) as endpoint:
+        own = {
+            "listeners": f"PLAINTEXT://{here}:{free_port()}",
+            "catchwater.control.listener": f"{here}:{free_port()}",
+            "catchwater.insecure": "true",
+            "catchwater.objects": make_bucket(endpoint, "log"),
+        }
+        yield feed_cards(lambda settings, **options: make_broker(settings | own, **options))

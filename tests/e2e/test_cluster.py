@@ -1,73 +1,74 @@
-"""Pipelines on a standalone cluster of Spark's, all of it on this machine, or each on a host."""
+"""Pipelines on clusters, all of it on this machine, or each on a host."""
 
-import os
+import platform
+import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.conftest import Place
+from tests.e2e.conftest import Cards, Place
 from tests.e2e.test_one_url import Machine
-from tests.hosts import Network
-from tests.spark_cluster import OF_EXECUTORS, Cluster, started
+from tests.spark_cluster import OF_EXECUTORS, Cluster, started, yarn
 
 from catchwater.recovery.ledger import EpochEntry
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1800)]
 
-CORES = 2
 HEADERS = 16 << 10
 """Of the objects of a small state."""
 
 
-@pytest.fixture
-def master(tmp_path: Path) -> Iterator[str]:
-    """The URL of a master with one worker."""
+@contextmanager
+def standalone(folder: Path, cores: int) -> Iterator[dict[str, str]]:
+    """A master with one worker: what a driver's environment needs to use it."""
     processes = []
     try:
         process, url = started(
-            tmp_path, "Master", "--port", "0", says=r"Starting Spark master at (\S+)"
+            folder, "Master", "--port", "0", says=r"Starting Spark master at (\S+)"
         )
         processes.append(process)
         process, _ = started(
-            tmp_path, "Worker", "--cores", str(CORES), "--memory", "2g", "--work-dir",
-            str(tmp_path / "work"), url, says="(Successfully registered with master)",
+            folder, "Worker", "--cores", str(cores), "--memory", "2g", "--work-dir",
+            str(folder / "work"), url, says="(Successfully registered with master)",
         )  # fmt: skip
         processes.append(process)
-        yield url
+        yield {"CATCHWATER_SPARK__MASTER": url}
     finally:
         for process in reversed(processes):
             process.terminate()
             process.wait()
 
 
-def test_a_pipeline_on_a_standalone_cluster_writes_each_row_once(
-    make_pipeline: Callable[[str], Any], master: str
+@pytest.mark.parametrize(("cluster", "cores"), [(standalone, 2), (yarn, 3)])
+def test_a_pipeline_on_a_cluster_writes_each_row_once(
+    make_pipeline: Callable[[str], Any], tmp_path: Path, cluster: Any, cores: int
 ) -> None:
-    pipeline = make_pipeline("clustered")
-    settings = {"CATCHWATER_SPARK__MASTER": master, **OF_EXECUTORS}
-    for name, value in settings.items():
-        os.environ[name] = value
-    try:
+    if cluster is yarn and shutil.which("mvn") is None:
+        pytest.skip("YARN needs mvn to fetch it")
+    pipeline = make_pipeline(cluster.__name__)
+    with cluster(tmp_path, cores) as settings, pytest.MonkeyPatch.context() as environment:
+        for name, value in (settings | OF_EXECUTORS).items():
+            environment.setenv(name, value)
         pipeline.start(epoch_events=1500)
         pipeline.wait_until(lambda: pipeline.is_written(2))
         pipeline.kill()
         assert pipeline.run_to_end(epoch_events=1500) == 0, pipeline.log
-    finally:
-        for name in settings:
-            del os.environ[name]
     assert pipeline.rows == pipeline.cards.expected
+    entry = pipeline.ledger.read(max(pipeline.ledger.epochs()))
+    assert entry is not None and {each.host for each in entry.shards} == {platform.node()}
 
 
 def test_a_worker_that_is_lost_with_its_disk_costs_its_shards_and_no_row(
-    network: Network, place: Place, tmp_path: Path
+    place: Place, cards_there: Cards, tmp_path: Path
 ) -> None:
     """Master, workers and driver are hosts with disks of their own; the store holds the rest."""
     url = place.url.replace("?", "/apart?")
-    machine = Machine(place.cards, tmp_path / "driver", "apart", url=url)
+    machine = Machine(cards_there, tmp_path / "driver", "apart", url=url)
     machine.folder.mkdir()
-    with Cluster(network, tmp_path, [machine.folder]) as cluster:
+    with Cluster(place.network, tmp_path, [machine.folder]) as cluster:
         driver = cluster.host("dr")
         machine.prefix = driver.prefix
         lost, left = cluster.add("wa"), cluster.add("wb")

@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from tests.e2e.conftest import Place
+from tests.e2e.conftest import Cards, Place
 from tests.e2e.test_one_url import Machine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -44,7 +44,7 @@ class Driver(Machine):
 
 
 @pytest.fixture
-def machines(place: Place, tmp_path: Path) -> Iterator[Callable[[str], Driver]]:
+def machines(place: Place, cards_there: Cards, tmp_path: Path) -> Iterator[Callable[[str], Driver]]:
     made: list[Driver] = []
     test = f"hosts-{next(_TESTS)}"
 
@@ -52,7 +52,7 @@ def machines(place: Place, tmp_path: Path) -> Iterator[Callable[[str], Driver]]:
         hosts = place.network.hosts
         host = hosts.get(name) or place.network.host(name)
         url = place.url.replace("?", f"/{test}?")
-        driver = Driver(place.cards, tmp_path / name, test, url=url)
+        driver = Driver(cards_there, tmp_path / name, test, url=url)
         driver.prefix = host.prefix
         driver.folder.mkdir()
         made.append(driver)
@@ -78,12 +78,12 @@ def test_a_driver_that_is_cut_off_commits_nothing_when_it_is_connected_again(
     at = here.committed
     assert there.wait() == 0, there.log
     assert there.committed > at + 1
-    assert there.rows == place.cards.expected
+    assert there.rows == there.cards.expected
     host.connect()
     # It finds its place taken, unless it has given up on its brokers before.
     assert here.wait() in (1, 5), here.log
     assert here.committed <= at + 1
-    assert there.rows == place.cards.expected
+    assert there.rows == there.cards.expected
 
 
 def test_a_store_that_is_cut_off_for_a_minute_costs_no_epoch(
@@ -115,4 +115,4 @@ def test_a_store_that_is_cut_off_for_a_minute_costs_no_epoch(
     while code:
         here.begin(0.0)
         code = here.wait()
-    assert here.rows == place.cards.expected
+    assert here.rows == here.cards.expected

@@ -525,8 +525,7 @@ def settings_of(said: Mapping[str, str], python_path: Sequence[str]) -> dict[str
         here = _find_master(master)
         conf = {"spark.driver.host": here, "spark.driver.bindAddress": here, **conf}
     if master == "yarn":
-        # Spark asks this machine's file system for its name to send files, which the raw one lacks.
-        conf = {"spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.LocalFileSystem", **conf}
+        conf = {**_OF_YARN, **conf}
     if is_cluster(said):
         # An executor's Python is not forked from the driver's, and looks for modules by itself.
         paths = [*python_path, conf.get("spark.executorEnv.PYTHONPATH", "")]
@@ -569,6 +568,12 @@ def _check_tools(master: str, conf: Mapping[str, str]) -> None:
 
 
 _YARN = ("YARN_CONF_DIR", "HADOOP_CONF_DIR")
+_OF_YARN: Mapping[str, str] = {
+    # Spark asks this machine's file system for its name to send files, which the raw one lacks.
+    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.LocalFileSystem",
+    # A container's own folder has a longer path than a socket may have.
+    "spark.python.unix.domain.socket.dir": "/tmp",
+}
 
 
 def _find_master(url: str) -> str:

@@ -254,6 +254,7 @@ def test_what_yarn_and_kubernetes_need_is_named_where_it_is_missing(
     assert found["spark.master"] == "yarn" and found["spark.executorEnv.PYTHONPATH"] == "/a"
     assert found["spark.driver.host"].count(".") == 3
     assert "Raw" not in found["spark.hadoop.fs.file.impl"], "it has no name to send files by"
+    assert found["spark.python.unix.domain.socket.dir"] == "/tmp", "a container's is too long"
     monkeypatch.setenv("SPARK_HOME", str(tmp_path))
     with pytest.raises(session.SessionUnfit, match="was built without yarn"):
         session.settings_of({"master": "yarn"}, [])
