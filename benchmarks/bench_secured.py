@@ -25,7 +25,7 @@ from benchmarks import load
 from benchmarks.bench_produce import DELETING, FETCH, SHAPES, figures
 from benchmarks.kafka_jars import KAFKA_VERSION
 from benchmarks.kafka_peer import apache_kafka
-from benchmarks.measure import Row, publish, row
+from benchmarks.measure import Row, chosen_parts, publish, row
 from benchmarks.our_broker import catchwater_broker
 from catchwater.broker.access import Rule, change, with_rule
 from catchwater.broker.gate import ResourceType
@@ -198,12 +198,12 @@ PARTS = {"tls": tls, "rules": rules, "sealed": sealed}
 
 def main() -> None:
     """All parts, or those that PARTS names: then the rows of the others stay as they were."""
-    named = os.environ.get("PARTS", "").split()
+    parts = chosen_parts(PARTS)
     rows: list[Row] = []
-    for part in named or PARTS:
+    for measured in parts.values():
         with tempfile.TemporaryDirectory() as folder:
-            rows += PARTS[part](Path(folder))
-        publish("secured", rows, is_whole=not named)
+            rows += measured(Path(folder))
+        publish("secured", rows, is_whole=len(parts) == len(PARTS))
 
 
 if __name__ == "__main__":

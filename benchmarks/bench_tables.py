@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.kafka_peer import apache_kafka
 from benchmarks.load import Connection, create_topic, frame_of_batch, produce_error
-from benchmarks.measure import ROUNDS, Row, alternate, cpu_seconds, publish, row
+from benchmarks.measure import ROUNDS, Row, alternate, chosen_parts, cpu_seconds, publish, row
 from benchmarks.our_broker import Broker, catchwater_broker
 from benchmarks.replay.records import NOW_MS, PARTITIONS, SCHEMA, Shape, fill, value
 from benchmarks.replay.sessions import PEER, Session
@@ -278,11 +278,11 @@ PARTS = {"raw": raw, "typed": typed, "prices": prices, "beside": beside}
 
 def main() -> None:
     """All parts, or those that PARTS names: then the rows of the others stay as they were."""
-    named = os.environ.get("PARTS", "").split()
+    parts = chosen_parts(PARTS)
     rows: list[Row] = []
-    for part in named or PARTS:
-        rows += PARTS[part]()
-        publish("tables", rows, is_whole=not named)
+    for measured in parts.values():
+        rows += measured()
+        publish("tables", rows, is_whole=len(parts) == len(PARTS))
 
 
 if __name__ == "__main__":

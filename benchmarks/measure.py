@@ -15,13 +15,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.table import Table
 
 RESULTS = Path(__file__).parent / "results"
 ROUNDS = 5
+T = TypeVar("T")
 
 
 @cache
@@ -79,6 +80,14 @@ def row(
         claim, unit, statistics.median(ours), peer, statistics.median(theirs),
         statistics.median(ratios), min(ratios), max(ratios), len(ratios), target, better,
     )  # fmt: skip
+
+
+def chosen_parts(parts: Mapping[str, T]) -> dict[str, T]:
+    """All of them, or those that PARTS names with spaces between. SystemExit if there is none."""
+    named = os.environ.get("PARTS", "").split()
+    if unknown := [each for each in named if each not in parts]:
+        raise SystemExit(f"PARTS={unknown[0]}: it has {', '.join(parts)}, with spaces between")
+    return {each: parts[each] for each in named or parts}
 
 
 def machine() -> dict[str, str | int | float]:
