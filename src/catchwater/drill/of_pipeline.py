@@ -63,7 +63,7 @@ class Play:
         else:
             scene.pipeline_file = self.stage.file
         self._feed: Feed | None = None
-        self._fault_s = self.took_s = 0.0
+        self._fault_s = self._down_s = self.took_s = 0.0
         self._promised: Contract | None = None
         self.count = 0
         """How many payments were fed, once no more come."""
@@ -109,7 +109,11 @@ class Play:
         self._promised = self.stage.contract()
         if checkpoint is not None:
             self._promised = load_contract(self.checkpoint, checkpoint)
-        self._fault_s = self.scene.clock.monotonic_s()
+        self._fault_s = self._down_s = self.scene.clock.monotonic_s()
+
+    def has_stopped(self) -> None:
+        """What the contract speaks of begins now: that it ended its work as asked is no failure."""
+        self._down_s = self.scene.clock.monotonic_s()
 
     def catch_up(self, pipeline: Child, what: str = "restore") -> None:
         """Wait for it to be over, and say how long it took since the fault."""
@@ -125,8 +129,9 @@ class Play:
         low, seconds, high = estimate or (
             (promised.low_s, promised.seconds, promised.high_s) if promised else (None, None, None)
         )
-        self.scene.restore_s, self.scene.estimate_s = self.took_s, seconds
-        self.scene.find(foretold(self.took_s, low, high))
+        restore_s = round(self.took_s - (self._down_s - self._fault_s), 2)
+        self.scene.restore_s, self.scene.estimate_s = restore_s, seconds
+        self.scene.find(foretold(restore_s, low, high))
 
     @property
     def _ledger(self) -> Ledger:
@@ -268,6 +273,7 @@ def redeploy_at_peak(scene: Scene) -> None:
     pipeline = play.begin()
     play.promise()
     scene.fault("SIGTERM to the pipeline, and a new start", pipeline.stop)
+    play.has_stopped()
     pipeline = play.stage.start_pipeline(supervised=True)
     play.restored(pipeline)
     play.judge(pipeline)

@@ -44,7 +44,7 @@ from catchwater.recovery.ledger import (
 )
 
 DEFAULT_DETECTION_S = 0.5
-DEFAULT_SCHEDULING_S = 0.5
+DEFAULT_SCHEDULING_S = 1.5
 DEFAULT_STARTUP_S = 20.0
 DEFAULT_STATE_BYTES_PER_S = 20e6
 DEFAULT_REPLAY_RECORDS_PER_S = 40e3
@@ -66,7 +66,8 @@ _LEAST_RECORDS = 1_000
 _LARGE = 3
 """A first epoch that took so many times as long as a small one was a large one."""
 _FIRST_S = 1.0
-"""What a session's first epoch costs beside its records, where no small one was measured."""
+"""What a session's first epoch costs beside its records, where no small one was measured: of few
+records, or so short that they cannot have taken most of it."""
 
 Tail = Mapping[tuple[str, int], int]
 """Partition → where the log ends."""
@@ -328,7 +329,11 @@ def _capacity(constants: _Constants, pace: Pace) -> tuple[float, Basis]:
 def _constants(samples: Sequence[RestoreSample]) -> _Constants:
     noticed = [s.detection_s for s in samples if s.detection_s is not None][-LAST_STARTS:]
     waited = [s.scheduling_s for s in samples if s.scheduling_s is not None][-LAST_STARTS:]
-    small = [each.first_s for each in samples if each.first_records < _LEAST_RECORDS]
+    small = [
+        each.first_s
+        for each in samples
+        if each.first_records < _LEAST_RECORDS or each.first_s < _LARGE * _FIRST_S
+    ]
     first_s = median(small[-LAST_STARTS:]) if small else _FIRST_S if samples else 0.0
     starts = [each.startup_s for each in samples[-LAST_STARTS:]]
     startup_s = median(starts) if starts else DEFAULT_STARTUP_S

@@ -48,30 +48,32 @@ def test_the_two_timelines_add_up() -> None:
     assert (before.detection_s, before.scheduling_s, before.session_s) == (
         DEFAULT_DETECTION_S, DEFAULT_SCHEDULING_S, 5.0,
     )  # fmt: skip
-    # Down for 7 s, in which 350,000 more come; caught up with at 50,000 a second.
-    assert (after.state_s, after.replay_s) == (1.0, 17.0)
-    assert after.replay_records == 1_700_000
-    assert guess.infrastructure_s == 6.0 and guess.application_s == 18.0
-    assert guess.seconds == 24.0
+    # Down for 8 s, in which 400,000 more come; caught up with at 50,000 a second.
+    assert BEFORE_S + 5.0 + 1.0 == 8.0
+    assert (after.state_s, after.replay_s) == (1.0, 18.0)
+    assert after.replay_records == 1_800_000
+    assert guess.infrastructure_s == 7.0 and guess.application_s == 19.0
+    assert guess.seconds == 26.0
 
 
 def test_what_comes_while_it_is_down_counts_even_if_nothing_lies_behind() -> None:
     idle = estimate([SAMPLE], state_bytes=0, replay_records=0)
     pace = Pace(input_per_s=80_000)
     loaded = estimate([SAMPLE], state_bytes=0, replay_records=0, pace=pace)
-    assert idle.seconds == 6.0
+    down_s = BEFORE_S + 5.0
+    assert idle.seconds == down_s
     # Until two seconds' input is left, as behind ordinary epochs.
-    assert loaded.seconds == 6.0 + (6.0 - 2.0) * 80_000 / 20_000
+    assert loaded.seconds == down_s + (down_s - 2.0) * 80_000 / 20_000
     nothing_left = msgspec.structs.replace(pace, near_s=0)
     loaded = estimate([SAMPLE], state_bytes=0, replay_records=0, pace=nothing_left)
-    assert loaded.seconds == 6.0 + 6.0 * 80_000 / 20_000
+    assert loaded.seconds == down_s + down_s * 80_000 / 20_000
 
 
 def test_input_above_capacity_is_never_caught_up_with_and_the_missing_headroom_is_named() -> None:
     guess = estimate([SAMPLE], state_bytes=0, replay_records=9, pace=Pace(input_per_s=130_000))
     assert (guess.seconds, guess.low_s, guess.high_s) == (None, None, None)
     assert guess.missing_per_s == 30_000
-    assert guess.application_s is None and guess.infrastructure_s == 6.0
+    assert guess.application_s is None and guess.infrastructure_s == BEFORE_S + 5.0
 
 
 def test_input_near_capacity_has_an_error_bar_that_ends_nowhere() -> None:
@@ -98,7 +100,7 @@ def test_a_pipeline_of_small_epochs_that_keeps_up_is_not_said_never_to_catch_up(
     pace = Pace(input_per_s=500, busy_per_s=505, interval_s=0.2)
     guess = estimate([slow], state_bytes=0, replay_records=0, pace=pace)
     assert (guess.capacity_per_s, guess.capacity) == (DEFAULT_REPLAY_RECORDS_PER_S, "assumed")
-    assert guess.seconds is not None and guess.seconds < 7
+    assert guess.seconds is not None and guess.seconds < BEFORE_S + 5.0 + 0.1
 
 
 def test_a_restore_of_few_records_says_nothing_of_a_rate() -> None:
@@ -130,7 +132,8 @@ def test_the_error_bar_narrows_with_each_restore_that_was_as_foretold(
 def test_the_error_bar_is_as_wide_as_the_worst_miss() -> None:
     samples = [RestoreSample(1, startup, 0, 0.0, 0, 0.0) for startup in (4.0, 5.0, 10.0)]
     guess = estimate(samples, state_bytes=0, replay_records=0)
-    assert (guess.seconds, guess.low_s, guess.high_s) == (6.0, 3.0, 9.0)
+    whole_s = BEFORE_S + 5.0
+    assert (guess.seconds, guess.low_s, guess.high_s) == (whole_s, whole_s / 2, whole_s * 1.5)
 
 
 def test_a_large_first_epoch_is_replay_and_a_small_one_is_start() -> None:
@@ -211,6 +214,7 @@ def test_a_first_epoch_that_took_as_long_as_small_ones_do_says_nothing_of_a_rate
     cold = RestoreSample(1, 5.0, 0, 0.0, 0, 0.0, first_records=2_000, first_s=2.9)
     guess = estimate([cold], state_bytes=0, replay_records=0)
     assert guess.capacity == "assumed"
+    assert guess.infrastructure is not None and guess.infrastructure.session_s == 5.0 + 2.9
 
 
 def test_a_pipeline_that_keeps_up_with_more_than_a_restore_did_is_not_said_never_to() -> None:
