@@ -89,6 +89,8 @@ class Session:
         self._ends_s: float | None = None
         self._user = ""
         """With a password; empty for others."""
+        self.claimed = ""
+        """Who it says it is, by the last login, whether that was true or not; empty for a token."""
         self._access = self._asked = guard.access
         """By which version the user was last found to be there, and by which it logs in."""
 
@@ -125,6 +127,7 @@ class Session:
         if mechanism not in self.mechanisms or (is_again and mechanism != self._mechanism):
             return ErrorCode.UNSUPPORTED_SASL_MECHANISM
         self._mechanism, self._scram, self._is_under_way = mechanism, None, True
+        self.claimed = ""
         return ErrorCode.NONE
 
     async def authenticate(self, message: bytes) -> Answer:
@@ -149,7 +152,9 @@ class Session:
             self._asked = self._guard.access
             nonce = self._clock.uuid().hex
             self._scram = ScramServer(self._mechanism, self._asked.users, nonce)
-            return Answer(ErrorCode.NONE, self._scram.first(message))
+            answer = self._scram.first(message)
+            self.claimed = self._scram.user
+            return Answer(ErrorCode.NONE, answer)
         answer = self._scram.final(message)
         return self._enter(self._scram.user, answer)
 
@@ -161,6 +166,7 @@ class Session:
             raise NotProved("What came is no user name and password.") from error
         if whom not in ("", user):
             raise NotProved("Nobody logs in for another user.")
+        self.claimed = user
         self._asked = self._guard.access
         await self._guard.check_password(user, password, self._host)
         return self._enter(user)

@@ -41,7 +41,7 @@ from catchwater.wire.errors import ErrorCode
 from catchwater.wire.security.verifiers import verifiers
 
 TOPIC = ResourceType.TOPIC
-LISTENER = listener(protocol="SASL_SSL", mechanisms=("PLAIN",))
+LISTENER = listener(protocol="SASL_SSL", mechanisms=("PLAIN", "SCRAM-SHA-256"))
 TIMEOUT = i32Timedelta.parse(timedelta(seconds=10))
 
 
@@ -279,7 +279,19 @@ def test_the_control_api_is_audited_too(audited: Audited, tmp_path: Path) -> Non
     asyncio.run(scenario())
 
 
-def test_a_failed_login_is_a_line(audited: Audited, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("mechanism", "messages", "tried"),
+    [
+        ("PLAIN", [b"\0alice\0wrong"], "USER alice"),
+        ("PLAIN", [b"\0" + b"x" * 900 + b"\0wrong"], "USER " + "x" * 100),
+        ("PLAIN", [b"wrong"], ""),
+        ("SCRAM-SHA-256", [b"n,,n=bob=2C jr,r=wrong", b"c=biws,r=wrong,p=wrong"], "USER bob, jr"),
+    ],
+    ids=["a password", "a long name", "no name", "a proof"],
+)
+def test_a_failed_login_is_a_line_that_says_who_it_claimed_to_be(
+    audited: Audited, tmp_path: Path, mechanism: str, messages: list[bytes], tried: str
+) -> None:
     from kio.schema.sasl_authenticate.v2.request import SaslAuthenticateRequest
     from kio.schema.sasl_handshake.v1.request import SaslHandshakeRequest
 
@@ -293,14 +305,15 @@ def test_a_failed_login_is_a_line(audited: Audited, tmp_path: Path) -> None:
 
         audited.broker.clock.sleep = at_once
         for message in (
-            SaslHandshakeRequest(mechanism="PLAIN"),
-            SaslAuthenticateRequest(auth_bytes=b"\0alice\0wrong"),
+            SaslHandshakeRequest(mechanism=mechanism),
+            *(SaslAuthenticateRequest(auth_bytes=each) for each in messages),
         ):
             data = b"".join(encode_request(7, "c", message))
             later = start(audited.broker, audited.client.frame(data), "10.0.0.1", session)
             await audited.client.reply(later)
         (line,) = await audited.lines()
         assert (line.kind, line.action, line.host) == ("login", "SaslAuthenticate", "10.0.0.1")
+        assert (line.principal, line.resource) == ("User:ANONYMOUS", tried)
         assert "wrong" not in audited.trail.folder.joinpath("audit-000000000001.jsonl").read_text()
 
     asyncio.run(scenario())

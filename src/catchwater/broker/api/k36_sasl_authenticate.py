@@ -7,10 +7,14 @@ SASL_AUTHENTICATION_FAILED, with the same message for all reasons.
 
 from typing import Any
 
+from catchwater.broker.audit import shown
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
+from catchwater.broker.gate import Resource, ResourceType
 from catchwater.broker.login import Answer
 from catchwater.wire.errors import ErrorCode
 
+_MOST_NAMED = 100
+"""Characters of a name that nobody has proved, in the audit trail."""
 _MESSAGES = {
     ErrorCode.NONE: None,
     ErrorCode.ILLEGAL_SASL_STATE: "SaslHandshake comes first, and one login is enough.",
@@ -25,8 +29,10 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     answer = Answer(ErrorCode.ILLEGAL_SASL_STATE)
     if call.session is not None:
         answer = await call.session.authenticate(bytes(request.auth_bytes))
-    if answer.error is ErrorCode.SASL_AUTHENTICATION_FAILED and call.audit is not None:
-        call.audit.note("login", call.client, "SaslAuthenticate", "")
+        claimed = call.session.claimed[:_MOST_NAMED]
+        if answer.error is ErrorCode.SASL_AUTHENTICATION_FAILED and call.audit is not None:
+            tried = shown(Resource(ResourceType.USER, claimed)) if claimed else ""
+            call.audit.note("login", call.client, "SaslAuthenticate", tried)
     return {
         **error_fields(answer.error, _MESSAGES[answer.error]),
         "auth_bytes": answer.message,
