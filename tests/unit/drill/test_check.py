@@ -141,6 +141,7 @@ PLANTED: dict[str, list[Line]] = {
         poll((1, "b"), (2, "c")),
     ],
     "poll-hw-regression": [*THREE, poll((0, "a"), head=3), poll((1, "b"), head=2), poll((2, "c"))],
+    "poll-beyond-hw": [*THREE, poll((0, "a"), (1, "b"), head=1), poll((2, "c"))],
 }
 
 
@@ -227,7 +228,7 @@ def test_the_watermark_is_held_against_what_was_known_when_it_was_asked_for() ->
         "hw-regression": 1
     }
     assert counts(poll(head=5), poll(head=4)) == {"poll-hw-regression": 1}, "of another broker"
-    assert counts(send("a", 0), poll((0, "a"), head=0)) == {"hw-regression": 1}
+    assert counts(send("a", 0), poll((0, "a"), head=0)) == {"poll-beyond-hw": 1}
     assert counts(poll(head=5), poll(head=4, process=9)) == {}
 
 
