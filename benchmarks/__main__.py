@@ -29,6 +29,7 @@ NAMES = (
     "idle",
     "operator",
     "state",
+    "cluster",
 )
 LONG = ("soak", "chaos")
 

@@ -14,18 +14,18 @@ import random
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import alternate, publish, row
 from catchwater.objects.local import LocalStore
-from catchwater.state.entries import Table
+from catchwater.state.entries import Changes, Table, no_changes
 from catchwater.state.keys import stored_key
 from catchwater.state.log import Logged, StateLog
 from catchwater.state.rescale import rewrite
-from catchwater.state.roll import EMPTY, Position
+from catchwater.state.roll import EMPTY, END, Place, Position, unit_of
 from catchwater.state.store import ShardStore
 
 KEYS = 1_000_000
@@ -36,6 +36,8 @@ LARGE_EPOCHS = 20
 CAP_MIB = 256
 LARGE_KEYS = 1_000_000
 LARGE_VALUE_BYTES = 1000
+NOISE_BYTES = 64 << 20
+"""Values are cut out of so much noise: what compresses them sees none of it twice."""
 SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -100,7 +102,7 @@ def last_of(at: Position) -> tuple[int, str]:
     return at.version, at.token
 
 
-def rebuild(folder: Path, name: str, at: tuple[int, str]) -> dict[str, Any]:
+def rebuild(folder: Path, name: str, at: tuple[int, str], count: int = KEYS) -> dict[str, Any]:
     """Restore the shard on an empty disk; CPU seconds of all threads."""
     with tempfile.TemporaryDirectory(dir=folder) as empty:
         log = state_log(folder, name)
@@ -108,7 +110,7 @@ def rebuild(folder: Path, name: str, at: tuple[int, str]) -> dict[str, Any]:
         with closing(ShardStore.open(Path(empty), "bench", 0, "this boot")) as store:
             committed = store.begin(Position(*at), log).committed
             work_s, wall_s = time.process_time() - began_s, time.perf_counter() - began_wall_s
-            assert committed.count() == KEYS
+            assert committed.count() == count
             return {"work_s": work_s, "wall_s": wall_s}
 
 
@@ -153,6 +155,27 @@ def anonymous_mib() -> float:
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) / 1024
     raise AssertionError("the system does not say")
+
+
+def whole(folder: Path, gigabytes: int) -> dict[str, Any]:
+    """A log that is one snapshot of so much state, as a savepoint's restore leaves it."""
+    count, draw = gigabytes * 1_000_000_000 // LARGE_VALUE_BYTES, random.Random(1)
+    text = (b"a field and its value, " * 30)[: LARGE_VALUE_BYTES // 2]
+    step = unit_of(gigabytes * 1_000_000_000) // LARGE_VALUE_BYTES
+    half = LARGE_VALUE_BYTES // 2
+    noise, spots = draw.randbytes(NOISE_BYTES), range(NOISE_BYTES - half)
+
+    def ranges() -> Iterator[tuple[Changes, Place]]:
+        for first in range(0, count, step):
+            changes, until = no_changes(), min(first + step, count)
+            for number in range(first, until):
+                key = number.to_bytes(8, "big") + b"customer-%d" % number
+                at = draw.choice(spots)
+                changes[Table.RECORD][key] = text + noise[at : at + half]
+            yield changes, (Table.RECORD, until.to_bytes(8, "big")) if until < count else END
+
+    logged = state_log(folder, "whole").write_whole(Position(1, "0" * 16), ranges())
+    return {"at": list(last_of(logged.at)), "count": count}
 
 
 def apart(work: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]:
