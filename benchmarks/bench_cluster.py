@@ -310,7 +310,8 @@ def after(job: Job, lose: Callable[[], None]) -> float:
 def losses(stand: Stand) -> Iterator[Row]:
     """A driver's machine is lost, with a standby and without; then a worker's."""
     job = stand.job(stand.feed(SMALL_EVENTS), turns=1, per_epoch=SMALL_EVENTS // SMALL_EPOCHS)
-    pace = {"CATCHWATER_PIPELINE__TRIGGER": "500ms"}
+    # With so many JVMs on one machine they need time between the epochs of the one that runs.
+    pace = {"CATCHWATER_PIPELINE__TRIGGER": "2s"}
     cold_s, warm_s = [], []
     with stand.cluster(job, ["w0", "w1", "w2"], cores=2) as cluster:
         # Two drivers at a time, each with an executor on every worker.
@@ -328,8 +329,7 @@ def losses(stand: Stand) -> Iterator[Row]:
                 job.wait(newest(job.checkpoint) + 3)
             for name in ("dc", "dd")[:ROUNDS]:
                 following = Driver(cluster.host(name), job.file, own)
-                following.stand_by()
-                time.sleep(5)
+                following.get_ready()
                 warm_s.append(after(job, drivers[-1].kill))
                 drivers.append(following)
                 print(f"with a standby {warm_s[-1]:.1f} s", flush=True)

@@ -235,6 +235,11 @@ class Driver:
         self.start()
         until(lambda: "Standing by: process" in self.log, PATIENCE_S, lambda: self.log)
 
+    def get_ready(self) -> None:
+        """Stand by until its Spark is ready, too."""
+        self.stand_by()
+        until(lambda: "Spark is ready for a takeover" in self.log, PATIENCE_S, lambda: self.log)
+
     @property
     def ended(self) -> bool:
         return self.process is not None and self.process.poll() is not None

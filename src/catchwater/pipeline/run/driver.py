@@ -255,7 +255,8 @@ def _standing_by(
         def enough() -> bool:
             return stop.requested or over.is_set() or (waiting is not None and waiting.come)
 
-        warm_up(spark, config.tasks, enough, clock)
+        if warm_up(spark, config.tasks, enough, clock):
+            _log.info("Spark is ready for a takeover.")
 
     with ThreadPoolExecutor(1, "warm-up") as beside_us:
         try:

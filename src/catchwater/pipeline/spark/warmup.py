@@ -69,8 +69,11 @@ class WarmUpReader(DataSourceStreamReader):  # type: ignore[misc]
 
 def warm_up(
     spark: "SparkSession", tasks: int, enough: Callable[[], bool], clock: Clock = SYSTEM
-) -> None:
-    """Run some epochs of it, or fewer if it is `enough`; a query that fails is let go."""
+) -> bool:
+    """Run some epochs of it, or fewer if it is `enough`; a query that fails is let go.
+
+    False where that was before the last of them.
+    """
     epochs: list[int] = []
 
     def write(rows: Any, epoch: int) -> None:
@@ -89,6 +92,7 @@ def warm_up(
                 break
             clock.pause(_POLL_S)
         query.stop()
+    return len(epochs) >= EPOCHS
 
 
 def _as_they_are(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
