@@ -265,7 +265,7 @@ def rates(stand: Stand) -> Iterator[Row]:
         one.append(once(stand, topic, LIGHT, 1).rate)
         two.append(once(stand, topic, LIGHT, 2))
     yield row(f"one core of a cluster, a function of {LIGHT.takes}", "events/s", one, "local[1]",
-              here, target=1 / 1.15)  # fmt: skip
+              here, target=round(1 / 1.15, 2))  # fmt: skip
     yield from gained(LIGHT, one, two)
 
 
