@@ -37,6 +37,7 @@ OF_EXECUTORS = {
 }
 """Of a driver: how its executors are started."""
 _LOOK_S = 0.25
+_READY_S = 90.0
 START_S = 400.0
 """A daemon is there in five seconds; not on a machine that others keep busy."""
 
@@ -236,9 +237,10 @@ class Driver:
         until(lambda: "Standing by: process" in self.log, PATIENCE_S, lambda: self.log)
 
     def get_ready(self) -> None:
-        """Stand by until its Spark is ready, too."""
+        """Stand by until its Spark is ready, too, or has had enough time for it."""
         self.stand_by()
-        until(lambda: "Spark is ready for a takeover" in self.log, PATIENCE_S, lambda: self.log)
+        until_s = SYSTEM.monotonic_s() + _READY_S
+        until(lambda: "Spark is ready" in self.log or SYSTEM.monotonic_s() > until_s, 2 * _READY_S)
 
     @property
     def ended(self) -> bool:
