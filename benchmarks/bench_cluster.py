@@ -7,13 +7,15 @@ are made anew is bytes of state a second of processor time. About 30 minutes and
 PARTS=rates,scaling,losses,sizes one can be chosen, SIZES_GB=1,4,16 takes 30 GB of disk, and
 ROUNDS=1 is shorter.
 
-Why targets are missed on two cores. A machine of two has no third for driver, broker and store, and
-executors wait while the driver commits an epoch and plans the next, and while few read: that part
-of an epoch (0.6 s of 4) no second executor makes shorter. How many cores both had, and what two
-bare processes gain here, stands beside it. After a loss a driver's JVM, three executors' and their
-Pythons start on the same two cores: a cold start is 20 s until Spark answers, 30 s until executors
-have run something, 20 s for the first epoch. A standby has that behind it: 9 s go until a lease of
-5 s has lapsed and all is checked, 11 s for the first query's plan and epoch.
+Why targets are missed on two cores. A machine of two has no third for driver, broker and store,
+and executors wait while the driver commits an epoch and plans the next, and while few read: that
+part of an epoch (0.6 s of 4) no second executor makes shorter; how many cores both had stands
+beside it, and PARTS=scaling measures what two bare processes gain there. After a loss a driver's
+JVM, three executors' and their Pythons start on the same two cores: a cold start is 20 s until
+Spark answers, 30 s until executors have run something, 20 s for the first epoch. A standby has
+that behind it: 9 s go until a lease of 5 s has lapsed and all is checked, 11 s for the first
+query's plan and epoch. The state that is read when a worker is lost is of 0.1 MB here, beside
+which what each of its objects has of its own counts.
 """
 
 import os
