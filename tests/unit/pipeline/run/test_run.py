@@ -119,15 +119,17 @@ def test_a_run_with_an_end_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("master", ["spark://m:1", "local[2]"])
 def test_a_spare_watches_the_driver_while_a_cluster_gets_ready(
-    monkeypatch: pytest.MonkeyPatch, master: str
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, master: str
 ) -> None:
     """One without room for it would get ready for a minute, and not be."""
     steps = []
+    caplog.set_level("INFO")
 
-    def warm_up(spark: object, tasks: int, enough: Callable[[], bool], clock: Clock) -> None:
+    def warm_up(spark: object, tasks: int, enough: Callable[[], bool], clock: Clock) -> bool:
         while master != "local[2]" and not enough():
             SYSTEM.pause(0.001)
         steps.append("ready")
+        return master == "local[2]"
 
     monkeypatch.setattr("catchwater.pipeline.spark.warmup.warm_up", warm_up)
     config = SimpleNamespace(tasks=1, every_sink={}, spark={"master": master})
@@ -135,3 +137,5 @@ def test_a_spare_watches_the_driver_while_a_cluster_gets_ready(
         steps.append("the other one is gone")
     expected = ["the other one is gone", "ready"]
     assert steps == (expected if master != "local[2]" else expected[::-1])
+    is_said_to_be = "Spark is ready for a takeover." in caplog.text
+    assert is_said_to_be == (master == "local[2]"), "not where its turn came before"
