@@ -101,7 +101,7 @@ def test_a_budget_that_is_breached_shows_in_text_and_exit_code(
     status = catchwater("pipeline", "status", pipeline_file).out
     assert ("breached)" in status) == (code != 0)
     told = json.loads(catchwater("pipeline", "status", pipeline_file, "--json").out)["restore"]
-    assert (told["checkpoint"], told["infrastructure_s"]) == (2, 21.0)
+    assert (told["checkpoint"], told["infrastructure_s"]) == (2, 22.0)
 
 
 def test_a_restore_that_never_catches_up_is_shown_with_the_headroom_that_is_missing(

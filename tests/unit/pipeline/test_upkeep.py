@@ -174,7 +174,7 @@ def test_a_breached_budget_warns_at_its_checkpoint_and_not_at_every_one(
         made.run(a=value)
         keeping.look(at_once=True)
     (warning,) = [line for line in caplog.messages if "restore" in line]
-    assert warning.startswith("Checkpoint 0, restore: 21.") and warning.endswith(" of 5 s.")
+    assert warning.startswith("Checkpoint 0, restore: 22.") and warning.endswith(" of 5 s.")
     assert keeping.newest is not None and keeping.newest.epoch == 2
     # Who keeps within its budgets is not spoken of.
     caplog.clear()

@@ -97,8 +97,8 @@ def exported_for(pace: Pace) -> list[str]:
 def test_the_newest_contract_and_its_budgets_are_told() -> None:
     told = exported_for(Pace(input_per_s=100.0, interval_s=2.0))
     for line in [
-        'catchwater_contract_restore_estimate_seconds{bound="estimate",pipeline="cards"} 21.06',
-        'catchwater_contract_restore_part_seconds{part="infrastructure",pipeline="cards"} 21.0',
+        'catchwater_contract_restore_estimate_seconds{bound="estimate",pipeline="cards"} 22.06',
+        'catchwater_contract_restore_part_seconds{part="infrastructure",pipeline="cards"} 22.0',
         'catchwater_contract_input_records_per_second{pipeline="cards"} 100.0',
         'catchwater_contract_replay_records{pipeline="cards"} 400.0',
         'catchwater_contract_recovery_point_seconds{pipeline="cards"} 6.0',
