@@ -9,13 +9,12 @@ shorter.
 
 Why targets are missed on two cores. A machine of two has no third for driver, broker and store,
 and executors wait while the driver commits an epoch and plans the next, and while few read: that
-part of an epoch (0.6 s of 4) no second executor makes shorter; how many cores both had stands
-beside it, and PARTS=scaling measures what two bare processes gain there. After a loss a driver's
-JVM, three executors' and their Pythons start on the same two cores: a cold start (65 to 87 s in
-five runs) is 20 s until Spark answers, 30 s until executors have run something, 20 s for the first
-epoch. A standby has that behind it: 9 s go until a lease of 5 s has lapsed and all is checked, 11 s
-for the first query's plan and epoch. The state that is read when a worker is lost is of 0.1 MB
-here, which says little of larger ones.
+part of an epoch no second executor makes shorter. How many cores both had stands beside it, and
+PARTS=scaling measures what two bare processes gain there. After a loss a driver's JVM, three
+executors' and their Pythons start on the same two cores. A standby, which has a minute and a half
+to get ready and goes on as it is then, still waits for the lease to lapse and plans its first
+query. Losses are of a round or two, and say no more than that: other cold starts took longer. The
+state that is read when a worker is lost is of 0.1 MB, which says little of larger ones.
 """
 
 import os

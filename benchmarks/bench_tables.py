@@ -6,7 +6,7 @@ in the table yet. The price is what a broker spends on a producer's records, bes
 topic is no table: processor time until both are idle, and bytes on disk. Last, a producer that
 sends a million records a minute feels whether its topic is a table, and the table is asked how far
 it is behind. What the producer feels counts from behind the table's first commit on, for a broker's
-first table loads libraries for about 3 s of processor time.
+first table loads its libraries for some seconds.
 """
 
 import os

@@ -1,7 +1,6 @@
 """Pipelines on clusters, all of it on this machine, or each on a host."""
 
 import platform
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -46,8 +45,6 @@ def standalone(folder: Path, cores: int) -> Iterator[dict[str, str]]:
 def test_a_pipeline_on_a_cluster_writes_each_row_once(
     make_pipeline: Callable[[str], Any], tmp_path: Path, cluster: Any, cores: int
 ) -> None:
-    if cluster is yarn and shutil.which("mvn") is None:
-        pytest.skip("YARN needs mvn to fetch it")
     pipeline = make_pipeline(cluster.__name__)
     with cluster(tmp_path, cores) as settings, pytest.MonkeyPatch.context() as environment:
         for name, value in (settings | OF_EXECUTORS).items():
