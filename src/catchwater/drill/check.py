@@ -87,6 +87,11 @@ class Finding:
     count: int = 0
     examples: list[Example] = field(default_factory=list)
 
+    @property
+    def told(self) -> str:
+        """The class, how often it was seen, and what was seen first."""
+        return f"{self.anomaly} ({self.count}): {self.examples[0].what}"
+
 
 @dataclass(frozen=True, slots=True)
 class Report:

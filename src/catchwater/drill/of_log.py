@@ -241,9 +241,7 @@ def _wait(scene: Scene, done: Callable[[], bool], what: str) -> None:
 def _judge(scene: Scene, clients: Clients) -> None:
     report = clients.judge()
     wrong = [found for found in report.findings if found.count and not found.allowed]
-    names = "; ".join(
-        f"{found.anomaly} ({found.count}): {found.examples[0].what}" for found in wrong
-    )
+    names = "; ".join(found.told for found in wrong)
     counted = sum(found.count for found in wrong)
     scene.find(at_most("anomalies", counted, scene.budget.anomalies, "anomalies", names))
     if report.verdict == "unknown" or not report.records:

@@ -155,6 +155,7 @@ def test_an_anomaly_planted_once_is_found_and_nothing_else(anomaly: str) -> None
     assert (report.verdict == "fail") == (anomaly in NEVER)
     (found,) = [each for each in report.findings if each.anomaly == anomaly]
     assert found.examples[0].what and found.examples[0].lines
+    assert found.told == f"{anomaly} (1): {found.examples[0].what}"
 
 
 # --- what is uncertain, and what is allowed ----------------------------------------------------
