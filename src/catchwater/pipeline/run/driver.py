@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("catchwater.pipeline")
 
 _LOOK_S = 0.1
+_AGAIN_S = 5.0
+"""From one try to get ready to the next."""
 """How often a driver that stands by checks whether it is to stop."""
 
 _ALL = 2**31 - 1
@@ -243,7 +245,7 @@ def _standing_by(
     """Get ready, and run the block when the supervisor says go, if it is the supervisor's to say.
 
     The block watches a driver on another machine, which may go at any moment. On a cluster Spark
-    gets ready beside: without room for a spare that would take a minute, and come to nothing.
+    gets ready beside, in as many tries as it takes: without room for a spare none succeeds.
     """
     from catchwater.pipeline.spark.warmup import warm_up
     from catchwater.sinks.config import preload
@@ -251,17 +253,19 @@ def _standing_by(
     waiting = turn if turn is not None and not turn.come else None
     over = threading.Event()
 
-    def get_ready() -> None:
+    def get_ready(*, again: bool = False) -> None:
         def enough() -> bool:
             return stop.requested or over.is_set() or (waiting is not None and waiting.come)
 
-        if warm_up(spark, config.tasks, enough, clock):
-            _log.info("Spark is ready for a takeover.")
+        while not warm_up(spark, config.tasks, enough, clock):
+            if not again or enough() or over.wait(_AGAIN_S):
+                return
+        _log.info("Spark is ready for a takeover.")
 
     with ThreadPoolExecutor(1, "warm-up") as beside_us:
         try:
             if session.is_cluster(config.spark):
-                beside_us.submit(get_ready)
+                beside_us.submit(get_ready, again=True)
             else:
                 get_ready()
             # Half a second, and a third of a restart.

@@ -1,5 +1,6 @@
 """What is waited for before the start, and which query is started again."""
 
+import threading
 from collections.abc import Callable, Iterable
 from random import Random
 from types import SimpleNamespace
@@ -139,3 +140,24 @@ def test_a_spare_watches_the_driver_while_a_cluster_gets_ready(
     assert steps == (expected if master != "local[2]" else expected[::-1])
     is_said_to_be = "Spark is ready for a takeover." in caplog.text
     assert is_said_to_be == (master == "local[2]"), "not where its turn came before"
+
+
+def test_a_spare_on_a_cluster_gets_ready_once_there_is_room(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries, ready = [], threading.Event()
+    caplog.set_level("INFO")
+
+    def warm_up(spark: object, tasks: int, enough: Callable[[], bool], clock: Clock) -> bool:
+        tries.append("tried")
+        if len(tries) == 3:
+            ready.set()
+        return ready.is_set()
+
+    monkeypatch.setattr("catchwater.pipeline.spark.warmup.warm_up", warm_up)
+    monkeypatch.setattr("catchwater.pipeline.run.driver._AGAIN_S", 0.001)
+    config = SimpleNamespace(tasks=1, every_sink={}, spark={"master": "spark://m:1"})
+    with _standing_by(None, config, None, Stop(), SYSTEM):  # type: ignore[arg-type]
+        assert ready.wait(60), "its first try was its last"
+    assert len(tries) == 3
+    assert "Spark is ready for a takeover." in caplog.text
