@@ -8,10 +8,12 @@ offset, once, however often it is killed and whatever retention does meanwhile. 
 import json
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka import TopicPartition as Place
@@ -21,6 +23,8 @@ from tests.e2e.in_session import Pipeline
 from tests.e2e.rebuild_steps import done, run
 from tests.e2e.tally import PARTITIONS, TOPIC, Tables, model, newest, produce, write_file
 from tests.e2e.test_backfill import COMMAND, kill_driver
+from tests.s3 import CREDENTIALS, make_bucket
+from tests.s3_signed import signed_proxy
 
 from catchwater.clock import SYSTEM
 from catchwater.pipeline.run import config
@@ -31,6 +35,8 @@ from catchwater.replay.options import BadOption
 pytestmark = pytest.mark.timeout(600)
 
 DEADLINE_S = 60.0
+NOTHING: Mapping[str, str] = {}
+PAUSE = timedelta(milliseconds=5)
 RECORDS, KEPT_FROM, EPOCH = 60, 35, 40
 """Orders of each partition, the first that the log still has, and offsets of an epoch."""
 
@@ -76,9 +82,13 @@ class Input:
         for deleted in self.admin.delete_records(places).values():
             deleted.result(DEADLINE_S)
 
-    def backfill(self, label: str, since: str = "table", **options: Any) -> int:
+    def backfill(
+        self, label: str, since: str = "table", environment: Mapping[str, str] = NOTHING,
+        **options: Any,
+    ) -> int:  # fmt: skip
         """The command's exit code; -9 if it was killed."""
-        return run("backfill", self.file, label, environment=named(label), since=since, **options)
+        environment = {**environment, **named(label)}
+        return run("backfill", self.file, label, environment=environment, since=since, **options)
 
     def held(self) -> set[str]:
         """Who holds the log."""
@@ -121,6 +131,55 @@ def test_a_backfill_that_is_killed_in_the_table_and_in_the_log_is_what_the_log_w
     last = KEPT_FROM - 1
     assert orders.backfill("one", places(last), until=places(KEPT_FROM)) == 0
     assert orders.tables.rows("one") == model(last, KEPT_FROM)
+
+
+def test_a_time_before_the_log_begins_is_looked_for_in_the_table(
+    broker: Any, tmp_path: Path
+) -> None:
+    orders = Input(broker, tmp_path)
+    times = []
+    for first in (0, 20, 40):
+        times.append(datetime.now(UTC).isoformat(timespec="milliseconds"))
+        until(lambda: datetime.now(UTC).isoformat(timespec="milliseconds") > times[-1], DEADLINE_S)
+        orders.write(first, first + 20)
+        until(lambda: datetime.now(UTC) - datetime.fromisoformat(times[-1]) > PAUSE, DEADLINE_S)
+    tally = config.load(orders.file, {})
+    in_log = resolve(tally, times[1], times[2], SYSTEM)
+    assert (in_log.start, in_log.end) == ({TOPIC: {"0": 20, "1": 20}}, {TOPIC: {"0": 40, "1": 40}})
+    orders.delete(KEPT_FROM)
+    assert resolve(tally, times[1], times[2], SYSTEM) == msgspec.structs.replace(
+        in_log, log={TOPIC: {"0": KEPT_FROM, "1": KEPT_FROM}}
+    )
+    assert resolve(tally, times[0], times[1], SYSTEM).end == in_log.start
+    assert resolve(tally, "1970-01-01T00:00:00Z", "latest", SYSTEM).start == {
+        TOPIC: {"0": 0, "1": 0}
+    }
+    orders.delete(60)  # all that the log had
+    assert resolve(tally, times[2], "latest", SYSTEM).start == in_log.end
+    assert orders.backfill("may", times[1], until=times[2]) == 0
+    assert orders.tables.rows("may") == model(20, 40)
+
+
+def test_what_lies_in_a_bucket_is_read_by_who_has_no_key_of_it(
+    make_broker: Callable[..., Any], tmp_path: Path, s3_server: str
+) -> None:
+    """The table's files lie at the server of the objects, which lets in what is signed alone."""
+    with signed_proxy(s3_server) as proxy:
+        url = make_bucket(s3_server, "deleted-input").replace(s3_server, proxy.endpoint)
+        broker = make_broker({"catchwater.pack.interval.ms": "100", "catchwater.objects": url})
+        orders = Input(broker, tmp_path)
+        orders.write(0, RECORDS)
+        orders.delete(KEPT_FROM)
+        keyless = dict.fromkeys(CREDENTIALS, "")
+        assert orders.backfill("june", environment=keyless, die_at=("write epoch 1", 1)) == -9
+        proxy.end_all()
+        assert orders.backfill("june", environment=keyless) == 0
+        broker.stop()
+    assert orders.tables.rows("june") == model(0, RECORDS)
+    assert orders.tables.rows("junes") == newest(model(0, RECORDS))
+    signed = [path for _, path, _ in proxy.seen if "X-Amz-Signature" in path]
+    assert any("/tables/lake/orders/data/" in path for path in signed)
+    assert any("/segments/" in path for path in signed)
 
 
 @pytest.mark.slow

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from catchwater.objects.keys import Keys
 
 _HINT = "Write file:///directory, memory: or s3://bucket/prefix?endpoint=http://host:port."
-_S3_OPTIONS = ("endpoint", "region")
+S3_OPTIONS = ("endpoint", "region")
+"""What the URL of a bucket may say beside it."""
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 
 
@@ -153,7 +154,7 @@ def place(store: ObjectStore, key: str) -> str:
 def s3_options(parts: SplitResult) -> dict[str, str]:
     """What an S3 URL says besides bucket and prefix. Raises `ConfigError`; opens nothing."""
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    unknown = options.keys() - set(_S3_OPTIONS)
+    unknown = options.keys() - set(S3_OPTIONS)
     if unknown or "@" in parts.netloc:
         what = f"has no option {min(unknown)}" if unknown else "must not hold credentials"
         raise ConfigError(
@@ -162,6 +163,11 @@ def s3_options(parts: SplitResult) -> dict[str, str]:
             "AWS_SECRET_ACCESS_KEY.",
         )
     return options
+
+
+def s3_endpoint() -> str | None:
+    """The server that the environment names; None: Amazon's own."""
+    return next(filter(None, map(os.environ.get, _ENDPOINTS)), None)
 
 
 def _s3(url: str, parts: SplitResult) -> ObjectStore:
@@ -173,6 +179,6 @@ def _s3(url: str, parts: SplitResult) -> ObjectStore:
             f"{url} needs the package obstore, which is not installed.",
             hint="Install catchwater with the extra s3: pip install 'catchwater[s3]'.",
         ) from error
-    endpoint = options.get("endpoint") or next(filter(None, map(os.environ.get, _ENDPOINTS)), None)
+    endpoint = options.get("endpoint") or s3_endpoint()
     prefix = parts.path.strip("/")
     return S3Store(parts.netloc, prefix, endpoint=endpoint, region=options.get("region"))

@@ -14,7 +14,7 @@ import hashlib
 import hmac
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -236,6 +236,22 @@ class S3Store:
             hint = "Check that the endpoint can be reached; requests are repeated by themselves."
             return StoreUnavailable(sentence, hint=hint)
         return StoreRefused(sentence, hint="Check the URL in catchwater.objects and AWS_*.")
+
+
+def signed_for_whole(bucket: str, keys: Sequence[str], settings: Mapping[str, str]) -> list[str]:
+    """Signed `https://` URLs that grant read access to these objects, whoever has written them.
+
+    `settings` are obstore's (`endpoint`, `region`, `access_key_id`, ...); what they leave out comes
+    from AWS_*. Raises `StoreRefused`.
+    """
+    allow_http = settings.get("endpoint", "").startswith("http://")
+    try:
+        store = Bucket(bucket, client_options={"allow_http": allow_http}, **settings)  # type: ignore[arg-type]
+        return [*obstore.sign(store, "GET", [*keys], URL_LIFE)]
+    except (BaseError, OSError) as error:
+        raise StoreRefused(
+            f"Objects of the bucket {bucket} cannot be signed for: {error}."
+        ) from error
 
 
 def signed_for_part(url: str, part: Part, secret: str) -> str:

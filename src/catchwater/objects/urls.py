@@ -50,7 +50,7 @@ def read_range(
     """
     parts = urlsplit(url)
     if parts.scheme in ("http", "https"):
-        return retried(lambda: _requested(url, offset, size), clock, policy)
+        return retried(lambda: _requested(url, offset, size)[0], clock, policy)
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return _mapped(Path(unquote(parts.path)), offset, size)
     if url.startswith(SEALED):
@@ -60,6 +60,35 @@ def read_range(
         hint="Only file:// URLs of this machine and http(s):// are supported; read over the Kafka "
         "protocol instead (catchwater.read=kafka).",
     )
+
+
+class RemoteFile:
+    """The object at an `http(s)://` URL, as what pyarrow takes for a file: reads ask for ranges.
+
+    Raises what `read_range` raises.
+    """
+
+    closed = False
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._size = retried(lambda: _requested(url, 0, 1)[1], SYSTEM, PATIENT)
+        self._at = 0
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        self._at = base + offset
+        return self._at
+
+    def read(self, size: int = -1) -> memoryview:
+        left = max(0, self._size - self._at)
+        size = left if size < 0 else min(size, left)
+        data = read_range(self._url, self._at, size) if size else memoryview(b"")
+        self._at += size
+        return data
 
 
 def _opened(url: str, offset: int, size: int) -> memoryview:
@@ -116,7 +145,8 @@ def _mapped(path: Path, offset: int, size: int) -> memoryview:
     return memoryview(mapped)[skipped:]
 
 
-def _requested(url: str, offset: int, size: int) -> memoryview:
+def _requested(url: str, offset: int, size: int) -> tuple[memoryview, int]:
+    """The bytes, and how many the object has."""
     # Of an empty range one byte, which shows whether the object exists.
     request = urllib.request.Request(url, headers={"Range": range_header(offset, size)})
     try:
@@ -125,7 +155,7 @@ def _requested(url: str, offset: int, size: int) -> memoryview:
             data = reply.read()
     except urllib.error.HTTPError as error:
         with error:
-            return _refused(url, offset, size, error)
+            return memoryview(b""), _refused(url, offset, size, error)
     except (OSError, http.client.HTTPException) as error:
         raise StoreUnavailable(f"{shown(url)} gave no complete answer: {error}.") from error
     first, _, total = served.removeprefix("bytes ").partition("/")
@@ -134,18 +164,20 @@ def _requested(url: str, offset: int, size: int) -> memoryview:
     check_range(shown(url), offset, size, int(total))
     if len(data) < size:
         raise StoreUnavailable(f"{shown(url)} came back with {len(data)} of {size} bytes.")
-    return memoryview(data)[:size]
+    return memoryview(data)[:size], int(total)
 
 
-def _refused(url: str, offset: int, size: int, error: urllib.error.HTTPError) -> memoryview:
+def _refused(url: str, offset: int, size: int, error: urllib.error.HTTPError) -> int:
+    """Raise why; or the object's size, where nothing but that was asked for, at its end."""
     name = shown(url)
     match error.code:
         case 404:
             raise ObjectMissing(f"There is no object at {name}.") from error
         case 416:
             total = error.headers.get("Content-Range", "").removeprefix("bytes */")
-            check_range(name, offset, size, int(total) if total.isdecimal() else offset)
-            return memoryview(b"")  # an empty range at the object's end
+            end = int(total) if total.isdecimal() else offset
+            check_range(name, offset, size, end)
+            return end
         case code if code == 403 or (code == 400 and _has_expired(error)):
             hint = "A signed URL ends after some minutes: ask for the plan again."
             raise AccessEnded(f"{name} answered {code} {error.reason}.", hint=hint) from error

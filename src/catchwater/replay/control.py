@@ -222,15 +222,16 @@ class Control:
         """Files of the topic's table that stand for these offsets, as far as there are any, or why
         there are none; None: it has nothing of them, or there is no table.
 
-        With `as_bytes` those that have the values' bytes, if the table has both bytes and fields.
-        Raises `SentAstray` where they lie where nothing may be read.
+        With `as_bytes` those that have the values' bytes, if the table has both bytes and fields;
+        they are read by us, and not by Spark, and so may lie in a bucket. Raises `SentAstray`
+        where they lie where nothing may be read.
         """
         ranges = [{"partition": p, "start": s, "end": e} for p, (s, e) in wanted.items()]
         try:
             answer = self.request(
                 "POST",
                 f"{_path('topics', topic)}/table/files",
-                {"ranges": ranges, "as_bytes": as_bytes},
+                {"ranges": ranges, "as_bytes": as_bytes, "by_url": as_bytes},
             )
         except ControlRefused as refusal:
             if not refusal.code.startswith("TABLE_"):

@@ -326,14 +326,19 @@ def _planned_again(each: Slice, settings: ReadSettings) -> list[Slice]:
 
 
 def _from_table(each: Slice, settings: ReadSettings, meter: Meter) -> Iterator[Located]:
-    at = each.first
-    try:
-        for located in _of_files(each, settings, meter):
-            at = int(located.offsets[-1]) + 1
-            yield located
-    except FileNotFoundError:
-        # Made one with others since the plan, and its snapshot has expired.
-        yield from _of_files(_in_newest(replace(each, first=at), settings), settings, meter)
+    at, asked_at = each.first, -1
+    while True:
+        try:
+            for located in _of_files(each, settings, meter):
+                at = int(located.offsets[-1]) + 1
+                yield located
+            return
+        except (FileNotFoundError, ObjectMissing, AccessEnded):
+            # Made one with others since the plan, and its snapshot has expired; or its URL has
+            # ended, as it does again and again where there is much to read.
+            if at == asked_at:
+                raise
+            each, asked_at = _in_newest(replace(each, first=at), settings), at
 
 
 def _of_files(each: Slice, settings: ReadSettings, meter: Meter) -> Iterator[Located]:

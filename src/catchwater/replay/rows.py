@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from catchwater.config import CatchwaterError
+from catchwater.objects.urls import RemoteFile
 from catchwater.replay.plan import Slice
 from catchwater.values.settings import KEPT_BYTES
 from catchwater.wire.arrow import Located, encode_columns, locate, place
@@ -52,7 +53,7 @@ class _Group(NamedTuple):
     """Rows that lie side by side in a file, some of which may be wanted."""
 
     first: int
-    path: str
+    url: str
     number: int
     file: pq.FileMetaData
 
@@ -67,19 +68,40 @@ def records_of(
     """The records of a slice of a table. Of key, value and headers those in `columns` are read.
 
     `pay` is called with the bytes of each group before it is read. Raises `TimeLost`, `OSError`,
-    and `pyarrow.ArrowException` for what is no file of a table.
+    for a file in a bucket `StoreError`, and `pyarrow.ArrowException` for what is no table's file.
     """
     names = [*_ALWAYS, *(name for name in ("key", "value", "headers") if name in columns)]
-    groups = sorted(each for path in wanted.files for each in _groups(path, wanted))
+    files = {url: _opened(url) for url in wanted.files}
+    groups = sorted(each for url in files for each in _groups(url, files[url], wanted))
     waiting = _STORED.empty_table().select([*names, "offset"])
     for index, group in enumerate(groups):
         pay(group.size_bytes)
-        rows = _read(group, wanted, names)
+        rows = _read(files[group.url], group, wanted, names)
         waiting = pa.concat_tables([waiting, rows])
         stop = groups[index + 1].first if index + 1 < len(groups) else wanted.stop
         is_next = pc.less(waiting.column("offset"), stop)
         yield from _records(_in_order(_where(is_next, waiting)), wanted)
         waiting = _where(pc.invert(is_next), waiting)
+
+
+def first_since(wanted: Slice, since_ms: int) -> int | None:
+    """The first offset of a slice of a table whose record is not older; None: none is.
+
+    A record whose time does not fit into a table is passed over. Raises what `records_of` raises,
+    but for `TimeLost`.
+    """
+    files = {url: _opened(url) for url in wanted.files}
+    groups = sorted(each for url in files for each in _groups(url, files[url], wanted))
+    since = pa.scalar(since_ms * 1000, _STORED.field("timestamp").type)
+    found = None
+    for group in groups:
+        if found is not None and group.first > found:
+            break
+        rows = _read(files[group.url], group, wanted, ("timestamp",))
+        offsets = rows.filter(pc.greater_equal(rows.column("timestamp"), since)).column("offset")
+        found = min((first for first in (found, pc.min(offsets).as_py()) if first is not None),
+                    default=None)  # fmt: skip
+    return found
 
 
 def made_again(
@@ -93,13 +115,18 @@ def made_again(
         at = upto
 
 
-def _groups(url: str, wanted: Slice) -> Iterator[_Group]:
-    path = url.removeprefix("file://")
-    file = pq.read_metadata(path)
+def _opened(url: str) -> str | RemoteFile:
+    """What pyarrow reads the file from."""
+    is_remote = url.startswith(("https://", "http://"))
+    return RemoteFile(url) if is_remote else url.removeprefix("file://")
+
+
+def _groups(url: str, source: str | RemoteFile, wanted: Slice) -> Iterator[_Group]:
+    file = pq.read_metadata(source)
     for index in range(file.num_row_groups):
         found = _bounds(file.row_group(index), wanted)
         if found is not None:
-            yield _Group(found, path, index, file)
+            yield _Group(found, url, index, file)
 
 
 def _bounds(group: pq.RowGroupMetaData, wanted: Slice) -> int | None:
@@ -119,9 +146,9 @@ def _bounds(group: pq.RowGroupMetaData, wanted: Slice) -> int | None:
     return first
 
 
-def _read(group: _Group, wanted: Slice, names: Sequence[str]) -> pa.Table:
+def _read(source: str | RemoteFile, group: _Group, wanted: Slice, names: Sequence[str]) -> pa.Table:
     """The rows of the group that are wanted."""
-    with pq.ParquetFile(group.path, metadata=group.file, page_checksum_verification=True) as file:
+    with pq.ParquetFile(source, metadata=group.file, page_checksum_verification=True) as file:
         where = file.read_row_group(group.number, [*_PLACE])
         offsets = where.column("offset")
         is_wanted = pc.and_(

@@ -280,6 +280,28 @@ class Subscription:
             return found, None
         return found, HistoryLost(gone, *(unfit[0] if unfit else (self.absence,)))
 
+    def by_tables(self, by_log: Offsets, position: Position | None) -> Offsets:
+        """The same place, which is a time before the log begins, as topics' tables have it.
+
+        Of partitions whose tables have all records from there to where the log begins, and one
+        that is not older; raises what reading them raises.
+        """
+        since_ms = position.timestamp_ms if position else None
+        if since_ms is None:
+            return {}
+        # Here, because nothing else that plans needs Arrow.
+        from catchwater.replay.rows import first_since
+
+        begins = self.earliest(by_log)
+        deleted = [Missing(*key, 0, at) for key, at in begins.items() if 0 < at == by_log[key]]
+        found = {}
+        for each in self.in_tables(deleted)[0]:
+            key = each.topic, each.partition
+            first = first_since(each, since_ms) if each.stop == begins[key] else None
+            if first is not None:
+                found[key] = first
+        return found
+
     def before_start(self, wanted: Sequence[OffsetRange]) -> list[Missing]:
         """What of these offsets lies before where the log begins now."""
         firsts = self.earliest((each.topic, each.partition) for each in wanted)

@@ -277,4 +277,5 @@ def test_why_a_table_does_not_stand_in_for_its_topic_is_told(api: Api, control: 
     assert api.calls[0][2] == {
         "ranges": [{"partition": 0, "start": 3, "end": 9}],
         "as_bytes": False,
+        "by_url": False,
     }

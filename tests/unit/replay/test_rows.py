@@ -1,6 +1,8 @@
 """Rows of a table's files as the records that they were, however they lie in the files."""
 
-from collections.abc import Sequence
+import http.server
+import threading
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from catchwater.objects.urls import AccessEnded
 from catchwater.replay import read as read_module
 from catchwater.replay import rows
 from catchwater.replay.offsets import HistoryLost
@@ -148,6 +151,35 @@ def test_memory_holds_what_is_not_in_turn_yet_alone(tmp_path: Path) -> None:
         assert len(taken) == n + 1
 
 
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(PLACES, st.integers(1, 7), st.data())
+def test_the_first_that_is_not_older_is_found_in_any_order_of_times(
+    tmp_path: Path, places: list[tuple[int, int]], group: int, data: Any
+) -> None:
+    times = st.one_of(st.none(), st.integers(0, 20))
+    found = [
+        {**record(*place), "timestamp": None if (ms := data.draw(times)) is None else ms * 1_000}
+        for place in places
+    ]
+    half = len(found) // 2
+    files = tuple(
+        written(tmp_path / str(n), part, group)
+        for n, part in enumerate((found[:half], found[half:]))
+    )
+    first, stop = data.draw(st.integers(0, 10)), data.draw(st.integers(20, 42))
+    since_ms = data.draw(st.integers(0, 20))
+    at = [
+        each["offset"]
+        for each in found
+        if each["partition"] == 1
+        and first <= each["offset"] < stop
+        and each["timestamp"] is not None
+        and each["timestamp"] >= since_ms * 1_000
+    ]
+    wanted = Slice("t", 1, first, stop, files=files)
+    assert rows.first_since(wanted, since_ms) == min(at, default=None)
+
+
 def test_a_time_that_a_table_cannot_hold_is_named(tmp_path: Path) -> None:
     lost = {**record(1, 8), "timestamp": None}
     file = written(tmp_path / "f", [record(1, 7), lost])
@@ -186,6 +218,99 @@ def test_a_file_that_was_made_one_with_others_meanwhile_is_asked_for_anew(
     Newest.found = None
     with pytest.raises(HistoryLost):
         read([gone], 0, 9)
+
+
+class Bucket(http.server.ThreadingHTTPServer):
+    """The files of a folder by ranges; a URL is good for some requests, as `left` says."""
+
+    def __init__(self, folder: Path, left: dict[str, int]) -> None:
+        super().__init__(("127.0.0.1", 0), _Ranges)
+        self.folder, self.left = folder, left
+
+    def url(self, name: str) -> str:
+        return f"http://127.0.0.1:{self.server_port}/{name}?X-Amz-Signature=secret"
+
+
+class _Ranges(http.server.BaseHTTPRequestHandler):
+    server: Bucket
+
+    def do_GET(self) -> None:
+        name = self.path.partition("?")[0][1:]
+        self.server.left[name] = self.server.left.get(name, 1_000) - 1
+        if self.server.left[name] < 0:
+            return self._answer(403, b"")
+        file = self.server.folder / name.partition("@")[0]
+        if not file.exists():
+            return self._answer(404, b"")
+        data = file.read_bytes()
+        first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+        part = data[first : last + 1]
+        return self._answer(206, part, f"bytes {first}-{first + len(part) - 1}/{len(data)}")
+
+    def _answer(self, status: int, body: bytes, where: str = "") -> None:
+        self.send_response(status)
+        if where:
+            self.send_header("Content-Range", where)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def bucket(tmp_path: Path) -> Iterator[Bucket]:
+    with Bucket(tmp_path, {}) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def test_files_in_a_bucket_are_read_by_their_urls(bucket: Bucket) -> None:
+    places = [*range(0, 40, 2), *range(1, 40, 2)]
+    for n in range(2):
+        written(bucket.folder / str(n), [record(1, each) for each in places[20 * n : 20 * n + 20]])
+    written(bucket.folder / "none", [])
+    found = read([*map(bucket.url, ("0", "1", "none"))], 3, 37)
+    assert found == [expected(record(1, n)) for n in range(3, 37)]
+
+
+@pytest.mark.parametrize("requests", range(2, 9))
+def test_a_url_that_ends_meanwhile_is_asked_for_anew_as_often_as_that_brings_something(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, requests: int
+) -> None:
+    monkeypatch.setattr(read_module, "Control", Newest)
+    written(bucket.folder / "f", [record(1, n) for n in range(30)])
+    asked: list[int] = []
+
+    def anew(self: Newest, topic: str, wanted: dict[int, tuple[int, int]], **_: object) -> Any:
+        asked.append(wanted[1][0])
+        name = f"f@{len(asked)}"
+        bucket.left[name] = requests
+        return TableFiles("t", wanted, [bucket.url(name)], [], "", 0, False)
+
+    monkeypatch.setattr(Newest, "table_files", anew)
+    bucket.left["f@0"] = requests
+    if requests < 4:  # the size, the end, and a group's two parts
+        with pytest.raises(AccessEnded, match="f@1 answered 403"):
+            read([bucket.url("f@0")], 0, 30)
+        assert asked == [0]
+    else:
+        found = read([bucket.url("f@0")], 0, 30)
+        assert [row["offset"] for row in found] == [*range(30)]
+        assert len(asked) > 1 and asked == sorted(set(asked))
+
+
+def test_a_file_that_is_gone_from_a_bucket_is_asked_for_anew(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_module, "Control", Newest)
+    written(bucket.folder / "merged", [record(1, n) for n in range(9)])
+    Newest.found = TableFiles("t", {1: (0, 9)}, [], [bucket.url("merged")], "", 0, False)
+    assert [row["offset"] for row in read([bucket.url("gone")], 0, 9)] == list(range(9))
 
 
 def test_what_is_no_table_is_named(tmp_path: Path) -> None:

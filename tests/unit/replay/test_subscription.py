@@ -6,11 +6,20 @@ from typing import Any, ClassVar
 
 import pytest
 
+from catchwater.replay import rows
 from catchwater.replay import subscription as subscription_module
 from catchwater.replay.control import CONTROL_URL, Plan
 from catchwater.replay.offsets import HistoryLost
-from catchwater.replay.options import BadOption, parse_options
-from catchwater.replay.plan import SEGMENT, Aborted, Missing, OffsetRange, PlanRange, TableFiles
+from catchwater.replay.options import BadOption, Position, parse_options
+from catchwater.replay.plan import (
+    SEGMENT,
+    Aborted,
+    Missing,
+    OffsetRange,
+    PlanRange,
+    Slice,
+    TableFiles,
+)
 from catchwater.replay.subscription import PartitionsGone, Subscription, TopicUnknown
 from catchwater.values.policy import FIELDS, SECRET, SecretMissing
 from catchwater.wire.client import EARLIEST, LATEST, Cluster, RequestRefused
@@ -382,6 +391,31 @@ def test_a_reader_of_committed_records_is_given_a_table_without_aborted_ones(
     with pytest.raises(HistoryLost):
         places(subscribed(), 3, 8)
     assert committed.in_tables([Missing("a", 0, 3, 10)])[0][0].files == FILES
+
+
+def test_a_time_before_the_log_begins_is_where_the_table_has_it(
+    log: type[Log], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = []
+
+    def first_since(wanted: Slice, since_ms: int) -> int | None:
+        looked.append((wanted.first, wanted.stop, wanted.files))
+        return since_ms if since_ms < wanted.stop else None
+
+    monkeypatch.setattr(rows, "first_since", first_since)
+    at_5, query = Position(timestamp_ms=5), subscribed()
+    begins = {A0: 10, A1: 0}
+    assert query.by_tables(begins, at_5) == {}, "there is no table"
+    log.table = a_table(2, 60)
+    assert query.by_tables(begins, at_5) == {A0: 5}
+    assert looked == [(2, 10, FILES)]
+    assert query.by_tables(begins, Position(timestamp_ms=11)) == {}
+    looked.clear()
+    assert query.by_tables({A0: 20, A1: 0}, at_5) == {}, "the log has it"
+    assert query.by_tables(begins, Position(EARLIEST)) == {} == query.by_tables(begins, None)
+    log.table = a_table(2, 8)
+    assert query.by_tables(begins, at_5) == {}, "the table is behind the log"
+    assert not looked
 
 
 def test_what_lies_before_a_gap_is_read_too(log: type[Log]) -> None:

@@ -33,12 +33,15 @@ class _Files(msgspec.Struct):
     ranges: list[_Range]
     as_bytes: bool = False
     """Whether values are wanted as bytes, where the table has them as fields, too."""
+    by_url: bool = False
+    """Whether the reader takes signed URLs, too: of files in a bucket."""
 
 
 class Tables:
     """The paths `/api/v1/topics/{topic}/table`; rewinding needs ALTER of the topic.
 
-    Files are named to readers on this machine only, as plans name them.
+    Files are named to readers on this machine only, as plans name them; those in a bucket are
+    signed for.
     """
 
     def __init__(self, broker: Broker) -> None:
@@ -63,13 +66,19 @@ class Tables:
         wanted = {each.partition: (each.start, each.end) for each in body.ranges}
         if len(wanted) < len(body.ranges):
             raise Refusal(400, "INVALID_RANGES", "A partition is asked for twice.")
-        if not await asyncio.to_thread(is_here, request):
-            raise TableUnfit("A table's files are named to readers on the broker's machine.")
-        found = await self._keeping.tables.native(topic, wanted, as_bytes=body.as_bytes)
+        found = await self._keeping.tables.native(
+            topic, wanted, as_bytes=body.as_bytes, by_url=body.by_url
+        )
         if found is None:
             return json_reply({"spans": []})
-        if not all(file.startswith("file:///") for file in (*found.whole, *found.partly)):
-            raise TableUnfit(f"The files of {topic.config[TABLE]} lie in an object store.")
+        are_files = [file.startswith("file:///") for file in (*found.whole, *found.partly)]
+        if any(are_files) and not await asyncio.to_thread(is_here, request):
+            raise TableUnfit("A table's files are named to readers on the broker's machine.")
+        if not (body.by_url or all(are_files)):
+            raise TableUnfit(
+                f"The files of {topic.config[TABLE]} lie in a bucket, from where only records are "
+                "read, and no columns."
+            )
         spans = [
             {"partition": partition, "start": first, "end": stop}
             for partition, (first, stop) in found.spans.items()

@@ -184,12 +184,18 @@ class TableKeeper:
         }
 
     async def native(
-        self, topic: Topic, wanted: Mapping[int, tuple[int, int]], *, as_bytes: bool
+        self,
+        topic: Topic,
+        wanted: Mapping[int, tuple[int, int]],
+        *,
+        as_bytes: bool,
+        by_url: bool = False,
     ) -> "Native | None":
         """Files that stand for these offsets as far as the table has them; None: it has none.
 
-        Raises as `status`; and `TableUnfit` also for a compacted topic, whose table has versions
-        that the log has no more, and for a table that has only the newest of each key.
+        With `by_url` they are named as anybody can read them. Raises as `status`; and `TableUnfit`
+        also for a compacted topic, whose table has versions that the log has no more, and for a
+        table that has only the newest of each key.
         """
         if COMPACT in cleanup_policies(topic) or upserts(topic):
             raise TableUnfit(
@@ -198,7 +204,8 @@ class TableKeeper:
 
         def look() -> "Native | None":
             table, written = self.writer.look(topic)
-            return table.native(wanted, as_bytes=as_bytes) if written else None
+            found = table.native(wanted, as_bytes=as_bytes) if written else None
+            return table.by_url(found) if by_url and found is not None else found
 
         return await asyncio.to_thread(look)
 

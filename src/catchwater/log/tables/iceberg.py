@@ -25,6 +25,7 @@ from catchwater.clock import Clock
 from catchwater.log.tables.open import TableRefused, TableUnavailable, TableUnfit
 from catchwater.log.tables.rows import Shape
 from catchwater.log.tables.settings import TableSettings
+from catchwater.objects.open import s3_endpoint
 from catchwater.values.policy import FIELDS, parse_policy
 from catchwater.values.settings import identity
 
@@ -55,6 +56,19 @@ UNIFORM = "catchwater.uniform"
 KEPT_SNAPSHOTS, MOST_SNAPSHOTS = 100, 1000
 """Of ours: so many stay however old they are; and no more, however young (and as many again before
 any goes), because every one makes the next commit slower."""
+_BUCKETS = ("s3://", "s3a://")
+_OF_BUCKETS = [
+    (f"{prefix}.{name}", ours)
+    for name, ours in (
+        ("endpoint", "endpoint"),
+        ("region", "region"),
+        ("access-key-id", "access_key_id"),
+        ("secret-access-key", "secret_access_key"),
+        ("session-token", "session_token"),
+    )
+    for prefix in ("client", "s3")
+]
+"""What pyiceberg's properties are called in obstore; the more special ones come last."""
 _TRIES = 10
 _NEW_TABLE = {
     "commit.manifest-merge.enabled": "true",
@@ -358,6 +372,16 @@ class TopicTable:
         whole = [file.file_path for file in files if _lies_in(table, file, spans)]
         partly = [file.file_path for file in files if not _lies_in(table, file, spans)]
         return Native(spans, whole, partly, values, uniform.malformed, state.left_out)
+
+    def by_url(self, found: "Native") -> "Native":
+        """The same files by their URLs; one in a bucket is signed for, for a quarter of an hour.
+
+        Raises `TableUnfit` where this broker cannot grant that, and `StoreError`.
+        """
+        assert self._table is not None, "the table is open"
+        properties = self._table.io.properties
+        whole, partly = (_by_url(files, properties) for files in (found.whole, found.partly))
+        return found._replace(whole=whole, partly=partly)
 
     def facts(self) -> dict[str, Any]:
         """What an operator asks of the open table."""
@@ -756,6 +780,28 @@ def _bounds(table: "Table", file: "DataFile", name: str) -> tuple[int, int] | No
         return None
     values: list[Any] = [from_bytes(column.field_type, each) for each in (lowest, highest)]
     return values[0], values[1]
+
+
+def _by_url(locations: Sequence[str], properties: Mapping[str, str]) -> list[str]:
+    """Of files that pyiceberg reads and writes with these properties."""
+    if all(each.startswith("file:///") for each in locations):
+        return [*locations]
+    if not all(each.startswith(_BUCKETS) for each in locations):
+        raise TableUnfit(f"Files such as {locations[0]} can be read by engines only.")
+    try:
+        from catchwater.objects.s3 import signed_for_whole
+    except ModuleNotFoundError as error:
+        why = "The table's files lie in a bucket, and the broker has no package obstore."
+        raise TableUnfit(why, hint="pip install 'catchwater[s3]' there.") from error
+    settings = {ours: properties[name] for name, ours in _OF_BUCKETS if properties.get(name)}
+    if endpoint := settings.get("endpoint") or s3_endpoint():
+        settings["endpoint"] = endpoint
+    places = [each.partition("://")[2].partition("/") for each in locations]
+    by_bucket: dict[str, list[str]] = {}
+    for bucket, _, key in places:
+        by_bucket.setdefault(bucket, []).append(key)
+    signed = {b: iter(signed_for_whole(b, keys, settings)) for b, keys in by_bucket.items()}
+    return [next(signed[bucket]) for bucket, _, _ in places]
 
 
 def _keeps_names(table: "Table", names: Sequence[str]) -> bool:

@@ -8,11 +8,12 @@ Any other catalog that pyiceberg knows (REST, Glue, ...) is named by its propert
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from catchwater.broker_config import BrokerConfig
 from catchwater.config import CatchwaterError
 from catchwater.objects.local import make_folders
+from catchwater.objects.open import S3_OPTIONS
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -49,7 +50,9 @@ def properties_of(config: BrokerConfig) -> dict[str, str] | None:
         return None
     if not given:
         given = {"type": "sql", "uri": _own_database(config)}
-        warehouse = warehouse or _beside_objects(config)
+        if not warehouse:
+            warehouse = _beside_objects(config)
+            given |= _server_of(config.catchwater_objects)
     return {**({"warehouse": warehouse} if warehouse else {}), **given}
 
 
@@ -78,6 +81,12 @@ def _own_database(config: BrokerConfig) -> str:
     if config.is_shared:
         return f"postgresql+psycopg://{config.catchwater_catalog.partition('://')[2]}"
     return f"sqlite:///{config.log_dirs.absolute()}/tables.db"
+
+
+def _server_of(objects: str) -> dict[str, str]:
+    """What the URL of a store says of its server, as pyiceberg takes it."""
+    said = dict(parse_qsl(urlsplit(objects).query))
+    return {f"s3.{name}": said[name] for name in S3_OPTIONS if name in said}
 
 
 def _beside_objects(config: BrokerConfig) -> str:

@@ -84,15 +84,18 @@ class Bounds(msgspec.Struct, frozen=True):
 def resolve(config: PipelineConfig, since: str, until: str, clock: Clock) -> Bounds:
     """The offsets of a range, each side `earliest`, `latest`, an ISO time or offsets as JSON.
 
-    It may begin where topics' tables do: `table`. A time stands for the first record of the log
-    that is not older. A partition that ends before the range begins has nothing of it. Raises
-    `BadBackfill`, `BadOption`.
+    It may begin where topics' tables do: `table`. A time stands for the first record, of the log or
+    of a table that goes on before it, that is not older. A partition that ends before the range
+    begins has nothing of it. Raises `BadBackfill`, `BadOption`.
     """
     kept = {k: v for k, v in config.source_options.items() if not k.lower().startswith(STARTING)}
     options = {**kept, **point("starting", since), **point("ending", until)}
     options["startingOffsetsByTimestampStrategy"] = "latest"
-    with closing(Subscription(parse_options(options), clock, timeout_s=COMMAND_S)) as subscription:
+    asked = parse_options(options)
+    with closing(Subscription(asked, clock, timeout_s=COMMAND_S)) as subscription:
         start, end = subscription.starting(EARLIEST), subscription.ending()
+        start |= subscription.by_tables(start, asked.starting)
+        end |= subscription.by_tables(end, asked.ending)
         last = subscription.latest()
         start = {key: min(at, end[key]) for key, at in start.items()}
         log = where_log_goes_on(subscription, start, end)

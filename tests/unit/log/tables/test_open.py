@@ -20,13 +20,20 @@ def test_a_broker_alone_has_its_tables_in_its_folder() -> None:
 
 
 @pytest.mark.parametrize(
-    ("objects", "warehouse"),
+    ("objects", "warehouse", "server"),
     [
-        ("s3://bucket/some/prefix?endpoint=http://h:1", "s3://bucket/some/prefix/tables"),
-        ("file:///shared%20store", "file:///shared%20store/tables"),
+        (
+            "s3://bucket/some/prefix?endpoint=http://h:1&region=eu",
+            "s3://bucket/some/prefix/tables",
+            {"s3.endpoint": "http://h:1", "s3.region": "eu"},
+        ),
+        ("s3://bucket", "s3://bucket/tables", {}),
+        ("file:///shared%20store", "file:///shared%20store/tables", {}),
     ],
 )
-def test_brokers_that_share_have_them_in_the_same_database(objects: str, warehouse: str) -> None:
+def test_brokers_that_share_have_them_in_the_same_database(
+    objects: str, warehouse: str, server: dict[str, str]
+) -> None:
     config = BrokerConfig(
         catchwater_catalog="postgresql://u:p@h:5/db?x=1", catchwater_objects=objects
     )
@@ -34,6 +41,7 @@ def test_brokers_that_share_have_them_in_the_same_database(objects: str, warehou
         "type": "sql",
         "uri": "postgresql+psycopg://u:p@h:5/db?x=1",
         "warehouse": warehouse,
+        **server,
     }
 
 

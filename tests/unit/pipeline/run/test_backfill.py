@@ -24,7 +24,7 @@ from catchwater.pipeline.run.config import AVAILABLE_NOW, PipelineConfig
 from catchwater.recovery import handover
 from catchwater.replay.control import ControlRefused
 from catchwater.replay.offsets import HistoryLost
-from catchwater.replay.options import BadOption, SourceOptions, parse_options
+from catchwater.replay.options import BadOption, Position, SourceOptions, parse_options
 from catchwater.replay.plan import Missing, Slice
 from catchwater.sinks.config import AT_LEAST_ONCE, parse
 
@@ -140,6 +140,15 @@ class Log:
             return [], HistoryLost(missing, "The log does not hold", "Have a table.")
         return [Slice(*each, files=("file:///f",)) for each in missing], None
 
+    def by_tables(
+        self, by_log: dict[tuple[str, int], int], position: Position | None
+    ) -> dict[tuple[str, int], int]:
+        """A record was written each millisecond."""
+        since_ms = position.timestamp_ms if position else None
+        if since_ms is None or self.table is None or since_ms >= self.first:
+            return {}
+        return {KEY: max(self.table, since_ms)}
+
     def latest(self) -> dict[tuple[str, int], int]:
         return {KEY: 25}
 
@@ -186,6 +195,16 @@ def test_what_the_log_has_deleted_is_in_the_range_where_the_table_has_it(
     log.first = 0
     log.table = None
     assert resolve(live, "table", "latest", SYSTEM).from_tables == {}
+
+
+def test_a_time_may_lie_in_the_table(live: PipelineConfig, log: type[Log]) -> None:
+    log.table = 1
+    since, until = "1970-01-01T00:00:00.002Z", "1970-01-01T00:00:00.004Z"
+    bounds = resolve(live, since, until, SYSTEM)
+    assert bounds == Bounds({"orders": {"0": 2}}, {"orders": {"0": 4}}, log={"orders": {"0": 5}})
+    assert resolve(live, since, "latest", SYSTEM).from_tables == {KEY: (2, 5)}
+    log.table = None
+    assert resolve(live, since, "latest", SYSTEM).start == {"orders": {"0": 5}}
 
 
 def test_the_log_is_held_from_where_it_goes_on_by_then(
