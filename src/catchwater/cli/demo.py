@@ -145,6 +145,8 @@ def _findings(verdict: "Verdict") -> Iterator[tuple[str, str]]:
     repeats = f"{spaced(verdict.duplicates_dropped)} of {spaced(verdict.duplicates_expected)}"
     yield "repeats dropped", repeats
     yield "late dropped", f"{spaced(verdict.late_dropped)} of {spaced(verdict.late_expected)}"
-    estimate = "unknown" if verdict.estimate_s is None else f"{verdict.estimate_s:.1f} s"
-    yield "restore", f"{verdict.restore_s:.1f} s measured, {estimate} estimated by the contract"
+    estimate = "none estimated: input came faster than it was read"
+    if verdict.estimate_s is not None:
+        estimate = f"{verdict.estimate_s:.1f} s estimated by the contract"
+    yield "restore", f"{verdict.restore_s:.1f} s measured, {estimate}"
     yield "in all", f"{verdict.seconds:.0f} s"

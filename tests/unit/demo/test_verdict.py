@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from catchwater.cli.demo import _findings
 from catchwater.demo.verdict import Verdict
 
 GOOD = Verdict(
@@ -27,3 +28,10 @@ def test_the_summary_holds_exactly_what_the_command_promises() -> None:
         "events", "alerts", "duplicates_dropped", "missing", "duplicate",
         "kills", "restore_s", "estimate_s", "seconds",
     ]  # fmt: skip
+
+
+def test_what_the_contract_foretold_is_told_or_why_it_foretold_nothing() -> None:
+    foretold = dict(_findings(replace(GOOD, estimate_s=6.0)))["restore"]
+    assert foretold == "5.0 s measured, 6.0 s estimated by the contract"
+    never = dict(_findings(GOOD))["restore"]
+    assert never == "5.0 s measured, none estimated: input came faster than it was read"
