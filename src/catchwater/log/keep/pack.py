@@ -45,10 +45,7 @@ _LONGEST_READ_S = 5.0
 _QUIET_S = 0.5
 """Producers are busy as long as something was appended within this time."""
 _READ_BYTES = 8 * 1024 * 1024
-"""Read at once of a segment, which may be far away: the allocator has room for so much from the
-time before."""
-_READ_OF_WAL_BYTES = 1024 * 1024
-"""The same of a chunk: opening one that is sealed takes three times the memory."""
+"""Read at once: the allocator has room for so much from the time before."""
 
 
 class Backlog:
@@ -262,10 +259,8 @@ class Packer:
     def _add(self, run: RunRow, segment: SegmentWriter, memory: memoryview) -> bool:
         """Read, verify and add a run; False (and a line in the log) if it is damaged or lost."""
         try:
-            is_segment = run.object.startswith(SEGMENTS)
-            at_once = _READ_BYTES if is_segment else _READ_OF_WAL_BYTES
-            for at in range(0, run.byte_size, at_once):
-                piece = memory[at : at + at_once]
+            for at in range(0, run.byte_size, _READ_BYTES):
+                piece = memory[at : at + _READ_BYTES]
                 piece[:] = self._storage.read(run.object, run.byte_offset + at, len(piece))
             segment.add(
                 memory,
@@ -273,7 +268,7 @@ class Packer:
                 run.last_offset,
                 key=run.object,
                 position=run.byte_offset,
-                placed=is_segment,
+                placed=run.object.startswith(SEGMENTS),
             )
         except (DamagedObject, *UNREADABLE) as error:
             self._damaged.add((run.object, run.byte_offset))
