@@ -50,9 +50,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger("catchwater.pipeline")
 
 _LOOK_S = 0.1
+"""How often a driver that stands by checks whether it is to stop."""
 _AGAIN_S = 5.0
 """From one try to get ready to the next."""
-"""How often a driver that stands by checks whether it is to stop."""
 
 _ALL = 2**31 - 1
 """A number of batches that Spark never reaches: it forgets none."""
