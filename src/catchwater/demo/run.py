@@ -108,6 +108,9 @@ class _Demo:
             feeder.feed(events, before)
             self._tell("waiting for the first epochs", 0.2)
             stage.wait_until_busy(pipeline)
+            # The first contract is written beside the epochs.
+            pipeline.wait_until(lambda: stage.checkpoints() > 0, "made a contract", READY_S)
+            stage.wait_until_busy(pipeline)
             self._tell("killing the pipeline in mid-batch", 0.4)
             pipeline.kill()
             stage.watch.look()
