@@ -56,6 +56,8 @@ class _Group(NamedTuple):
     url: str
     number: int
     file: pq.FileMetaData
+    source: str | RemoteFile
+    """What pyarrow reads the file from."""
 
     @property
     def size_bytes(self) -> int:
@@ -71,12 +73,11 @@ def records_of(
     for a file in a bucket `StoreError`, and `pyarrow.ArrowException` for what is no table's file.
     """
     names = [*_ALWAYS, *(name for name in ("key", "value", "headers") if name in columns)]
-    files = {url: _opened(url) for url in wanted.files}
-    groups = sorted(each for url in files for each in _groups(url, files[url], wanted))
+    groups = _groups(wanted)
     waiting = _STORED.empty_table().select([*names, "offset"])
     for index, group in enumerate(groups):
         pay(group.size_bytes)
-        rows = _read(files[group.url], group, wanted, names)
+        rows = _read(group, wanted, names)
         waiting = pa.concat_tables([waiting, rows])
         stop = groups[index + 1].first if index + 1 < len(groups) else wanted.stop
         is_next = pc.less(waiting.column("offset"), stop)
@@ -90,14 +91,12 @@ def first_since(wanted: Slice, since_ms: int) -> int | None:
     A record whose time does not fit into a table is passed over. Raises what `records_of` raises,
     but for `TimeLost`.
     """
-    files = {url: _opened(url) for url in wanted.files}
-    groups = sorted(each for url in files for each in _groups(url, files[url], wanted))
     since = pa.scalar(since_ms * 1000, _STORED.field("timestamp").type)
     found = None
-    for group in groups:
+    for group in _groups(wanted):
         if found is not None and group.first > found:
             break
-        rows = _read(files[group.url], group, wanted, ("timestamp",))
+        rows = _read(group, wanted, ("timestamp",))
         offsets = rows.filter(pc.greater_equal(rows.column("timestamp"), since)).column("offset")
         found = min((first for first in (found, pc.min(offsets).as_py()) if first is not None),
                     default=None)  # fmt: skip
@@ -115,18 +114,18 @@ def made_again(
         at = upto
 
 
-def _opened(url: str) -> str | RemoteFile:
-    """What pyarrow reads the file from."""
-    is_remote = url.startswith(("https://", "http://"))
-    return RemoteFile(url) if is_remote else url.removeprefix("file://")
-
-
-def _groups(url: str, source: str | RemoteFile, wanted: Slice) -> Iterator[_Group]:
-    file = pq.read_metadata(source)
-    for index in range(file.num_row_groups):
-        found = _bounds(file.row_group(index), wanted)
-        if found is not None:
-            yield _Group(found, url, index, file)
+def _groups(wanted: Slice) -> list[_Group]:
+    """What the slice's files have of it, by first offset."""
+    found = []
+    for url in wanted.files:
+        is_remote = url.startswith(("https://", "http://"))
+        source = RemoteFile(url) if is_remote else url.removeprefix("file://")
+        file = pq.read_metadata(source)
+        for number in range(file.num_row_groups):
+            first = _bounds(file.row_group(number), wanted)
+            if first is not None:
+                found.append(_Group(first, url, number, file, source))
+    return sorted(found)
 
 
 def _bounds(group: pq.RowGroupMetaData, wanted: Slice) -> int | None:
@@ -146,9 +145,9 @@ def _bounds(group: pq.RowGroupMetaData, wanted: Slice) -> int | None:
     return first
 
 
-def _read(source: str | RemoteFile, group: _Group, wanted: Slice, names: Sequence[str]) -> pa.Table:
+def _read(group: _Group, wanted: Slice, names: Sequence[str]) -> pa.Table:
     """The rows of the group that are wanted."""
-    with pq.ParquetFile(source, metadata=group.file, page_checksum_verification=True) as file:
+    with pq.ParquetFile(group.source, metadata=group.file, page_checksum_verification=True) as file:
         where = file.read_row_group(group.number, [*_PLACE])
         offsets = where.column("offset")
         is_wanted = pc.and_(
