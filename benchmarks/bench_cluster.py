@@ -13,8 +13,7 @@ part of an epoch no second executor makes shorter. How many cores both had stand
 PARTS=scaling measures what two bare processes gain there. After a loss a driver's JVM, three
 executors' and their Pythons start on the same two cores. A standby, which has a minute and a half
 to get ready and goes on as it is then, still waits for the lease to lapse and plans its first
-query. Losses are of a round or two, and say no more than that: other cold starts took longer. The
-state that is read when a worker is lost is of 0.1 MB, which says little of larger ones.
+query.
 """
 
 import os
@@ -26,7 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import count, pairwise
+from itertools import count, cycle, islice, pairwise
 from pathlib import Path
 from statistics import median
 
@@ -55,6 +54,7 @@ CORES = len(os.sched_getaffinity(0))
 
 FUNCTION = '''"""What takes the processor for a while, and keeps something of each key."""
 from dataclasses import dataclass
+from random import Random
 
 from catchwater import Context, Keyed, Out, function
 
@@ -82,7 +82,7 @@ class Busy(Keyed[Reading, Seen, Told]):
         for turn in range({turns}):
             total += turn
         s.count += 1
-        s.text = f"{{total + e.id * 2654435761:x}}" * 4
+        s.text = Random(total + e.id).randbytes({kept}).hex()
         if s.count % 10 == 0:
             return [Told(e.key, e.id, s.count)]
         return ()
@@ -150,12 +150,12 @@ class Stand:
             Feeder(client, topic, PARTITIONS, 1_000).feed(events(count), count)
         return topic
 
-    def job(self, topic: str, *, turns: int, per_epoch: int) -> "Job":
-        """A pipeline that has not run yet."""
+    def job(self, topic: str, *, turns: int, per_epoch: int, kept: int = 20) -> "Job":
+        """A pipeline that has not run yet; it keeps so many bytes of each key, in twice as many."""
         name = f"job-{next(_NAMES)}"
         folder = self.folder / name
         folder.mkdir()
-        (folder / "busy.py").write_text(FUNCTION.format(turns=turns))
+        (folder / "busy.py").write_text(FUNCTION.format(turns=turns, kept=kept))
         url = self.bucket.replace("?", f"/{name}?")
         file = folder / "pipeline.toml"
         text = PIPELINE.format(
@@ -316,7 +316,9 @@ def after(job: Job, lose: Callable[[], None]) -> float:
 
 def losses(stand: Stand) -> Iterator[Row]:
     """A driver's machine is lost, with a standby and without; then a worker's."""
-    job = stand.job(stand.feed(SMALL_EVENTS), turns=1, per_epoch=SMALL_EVENTS // SMALL_EPOCHS)
+    job = stand.job(
+        stand.feed(SMALL_EVENTS), turns=1, per_epoch=SMALL_EVENTS // SMALL_EPOCHS, kept=2_000
+    )
     # With so many JVMs on one machine they need time between the epochs of the one that runs.
     pace = {"CATCHWATER_PIPELINE__TRIGGER": "2s"}
     cold_s, warm_s = [], []
@@ -328,13 +330,13 @@ def losses(stand: Stand) -> Iterator[Row]:
             drivers.append(Driver(cluster.host("da"), job.file, own))
             drivers[-1].start()
             job.wait(5)
-            for name in ("db", "da")[:ROUNDS]:
+            for name in islice(cycle(("db", "da")), ROUNDS):
                 following = Driver(cluster.host(name), job.file, own)
                 cold_s.append(after(job, lambda: (drivers[-1].kill(), following.start())))  # type: ignore[func-returns-value]  # noqa: B023
                 drivers.append(following)
                 print(f"cold {cold_s[-1]:.1f} s", flush=True)
                 job.wait(newest(job.checkpoint) + 3)
-            for name in ("dc", "dd")[:ROUNDS]:
+            for name in islice(cycle(("dc", "dd")), ROUNDS):
                 following = Driver(cluster.host(name), job.file, own)
                 following.get_ready()
                 warm_s.append(after(job, drivers[-1].kill))
