@@ -393,16 +393,17 @@ class Daily(Windowed[InvoiceLine, Sum, Takings]):
 
 @pytest.mark.slow
 @pytest.mark.skipif(RETAIL is None, reason="CATCHWATER_RETAIL names no file")
-def test_the_daily_takings_of_a_real_shop(made: Callable[..., Operators], cards: Any) -> None:
+def test_the_daily_takings_of_a_real_shop(
+    made: Callable[..., Operators], cards: Any, on: str
+) -> None:
+    topic = f"{on}-lines"
     lines = [row.line for row in read_rows(Path(RETAIL or ""))]
     end = Event(b"end", msgspec.json.encode(replace(lines[-1], customer="end", at=10**13)), 0)
     events = [Event(e.customer.encode(), msgspec.json.encode(e), 0) for e in lines]
     with Client(cards.bootstrap) as client:
-        client.create_topics({"invoice-lines": PARTITIONS}, {"retention.ms": "-1"})
-        Feeder(client, "invoice-lines", PARTITIONS, 4_000).feed(
-            iter([*events, end]), len(events) + 1
-        )
-    pipeline = made("takings", ["Daily"], {"lines": "invoice-lines"})
+        client.create_topics({topic: PARTITIONS}, {"retention.ms": "-1"})
+        Feeder(client, topic, PARTITIONS, 4_000).feed(iter([*events, end]), len(events) + 1)
+    pipeline = made("takings", ["Daily"], {"lines": topic})
     (pipeline.folder / "shop.py").write_text(TAKINGS)
     pipeline.epoch_events = 50_000
     assert pipeline.run_to_end() == 0, pipeline.log[-3000:]
