@@ -7,6 +7,7 @@ line. The same without keys shows that the search finds what there is.
 
 import base64
 import os
+import tempfile
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -17,6 +18,8 @@ import pytest
 from tests.conftest import COMMAND_ITSELF, until
 from tests.e2e.in_session import Pipeline, produce, read
 
+from catchwater.config import ConfigError
+from catchwater.objects.open import reaches_no_disk
 from catchwater.objects.seal import KeysNeeded
 from catchwater.sinks.epochs import store_at
 from catchwater.wire.client import Client
@@ -183,6 +186,31 @@ def test_a_word_is_nowhere_at_rest_and_in_nothing_that_is_said(
         assert world.key not in told
     audit = "".join(path.read_text() for path in (world.broker.home / "audit").rglob("*.jsonl"))
     assert audit and WORD not in audit and world.key not in audit
+
+
+def test_with_local_state_in_memory_a_word_is_nowhere_on_a_disk(
+    make_world: Callable[[bool], World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world(True)
+    world.write()
+    world.feed()
+    monkeypatch.delenv("CATCHWATER_ENCRYPTION_LOCAL")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
+        monkeypatch.setattr("tempfile.tempdir", memory)
+        if not reaches_no_disk(world.folder):
+            with pytest.raises(ConfigError, match=str(world.folder / "local")):
+                Pipeline(None, world.folder, world.file).run()
+        world.file.write_text(
+            world.file.read_text().replace('local = "local"', f'local = "{memory}"')
+        )
+        if not reaches_no_disk(Path(memory)):  # it would be swapped to a disk as it is
+            with pytest.raises(ConfigError, match=memory):
+                Pipeline(None, world.folder, world.file).run()
+            return
+        Pipeline(None, world.folder, world.file).run()
+        world.check()
+        assert any(WORD.encode() in each.read_bytes() for each in Path(memory).rglob("*.mdb"))
+    assert world.holders(WORD) == set()
 
 
 def test_a_pipeline_without_keys_leaves_nothing_in_a_sealed_store(

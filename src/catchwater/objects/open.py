@@ -10,7 +10,7 @@ A URL must not contain credentials, because URLs are printed and logged.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
@@ -33,6 +33,7 @@ S3_OPTIONS = ("endpoint", "region")
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 
 
+_ROOT = Path("/")
 CHECK = "encryption/check"
 """An object that opens with the keys of whoever has written the others."""
 
@@ -130,14 +131,71 @@ def check_seal_at(url: str, clock: Clock, *, may_write: bool = True) -> None:
         raise KeysNeeded(f"What lies in {url}")
 
 
-def refuse_plain_local(what: str, environment: Mapping[str, str]) -> None:
-    """Raise `ConfigError` if objects are to be encrypted and this, beside them, would not be."""
-    if environment.get(KEYS) and environment.get(LOCAL) != "disk":
-        raise ConfigError(
-            f"Objects are to be encrypted, but {what} on this machine would not be.",
-            hint="Put it on an encrypted disk and say so: catchwater.encryption.local=disk "
-            f"({LOCAL}=disk in the environment).",
-        )
+def refuse_plain_local(
+    what: str, environment: Mapping[str, str], places: Collection[Path] = ()
+) -> None:
+    """Raise `ConfigError` if objects are to be encrypted and this, beside them, would not be.
+
+    `places` are the folders that it lies in, if all of them are this machine's.
+    """
+    if not environment.get(KEYS) or environment.get(LOCAL) == "disk":
+        return
+    plain = [str(each) for each in places if not reaches_no_disk(each)]
+    if places and not plain:
+        return
+    where = f" ({', '.join(plain)})" if plain else ""
+    raise ConfigError(
+        f"Objects are to be encrypted, but {what} on this machine would not be{where}.",
+        hint="Put it into memory (a folder of a tmpfs, as /dev/shm, and no swap) or on a disk that "
+        "Linux encrypts (dm-crypt). Where a disk is encrypted unseen by Linux, say so: "
+        f"catchwater.encryption.local=disk ({LOCAL}=disk in the environment).",
+    )
+
+
+def reaches_no_disk(folder: Path, root: Path = _ROOT) -> bool:
+    """Whether what is written there reaches no disk as it is.
+
+    It stays in memory, and no swap takes it from there, or its device is one of dm-crypt, or is
+    made of such ones. What the system does not say, as how a network's disk is kept, is no such.
+    """
+    there = next(each for each in (folder, *folder.parents) if each.exists())
+    device = _number(there.stat().st_dev)
+    try:
+        mounts = [each.split() for each in (root / "proc/self/mountinfo").read_text().splitlines()]
+        swaps = [each.split() for each in (root / "proc/swaps").read_text().splitlines()[1:]]
+    except OSError:
+        return False
+    match {fields[2]: fields[fields.index("-") + 1] for fields in mounts}.get(device):
+        case "ramfs":
+            return True
+        case "tmpfs":
+            return all(_encrypts(_device_of(Path(each[0])), root) for each in swaps)
+        case _:
+            return _encrypts(device, root)
+
+
+def _encrypts(device: str, root: Path) -> bool:
+    about = root / "sys/dev/block" / device
+    try:
+        if (about / "dm/uuid").read_text().startswith("CRYPT-"):
+            return True
+        below = [(each / "dev").read_text().strip() for each in (about / "slaves").iterdir()]
+    except OSError:
+        return False
+    return bool(below) and all(_encrypts(each, root) for each in below)
+
+
+def _device_of(swap: Path) -> str:
+    """Of a swap, which is a device itself or a file on one."""
+    try:
+        found = swap.stat()
+    except OSError:
+        return ""
+    return _number(found.st_rdev or found.st_dev)
+
+
+def _number(device: int) -> str:
+    return f"{os.major(device)}:{os.minor(device)}"
 
 
 def join(url: str, key: str) -> str:

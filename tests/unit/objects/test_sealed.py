@@ -327,9 +327,71 @@ def test_a_store_is_sealed_where_the_environment_says_so(
     assert plain.get("a") != MARKER
 
 
-def test_what_would_lie_beside_them_as_it_is_is_refused() -> None:
+def test_what_would_lie_beside_them_as_it_is_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     keys = {opening.KEYS: "env:OURS"}
     opening.refuse_plain_local("its state", {})
     opening.refuse_plain_local("its state", keys | {opening.LOCAL: "disk"})
     with pytest.raises(ConfigError, match="its state on this machine would not be"):
         opening.refuse_plain_local("its state", keys)
+    in_memory, plain = tmp_path / "memory", tmp_path / "plain"
+    monkeypatch.setattr(opening, "reaches_no_disk", lambda folder: folder == in_memory)
+    opening.refuse_plain_local("its state", keys, [in_memory])
+    with pytest.raises(ConfigError, match=rf"would not be \({plain}\)"):
+        opening.refuse_plain_local("its state", keys, [in_memory, plain])
+
+
+@pytest.mark.parametrize(
+    ("kind", "swaps", "reaches_none"),
+    [
+        ("ext4", [], False),
+        ("tmpfs", [], True),
+        ("tmpfs", ["plain"], False),
+        ("tmpfs", ["sealed"], True),
+        ("tmpfs", ["sealed", "plain"], False),
+        ("ramfs", ["plain"], True),
+    ],
+)
+def test_what_is_in_memory_reaches_a_disk_by_a_swap_alone(
+    tmp_path: Path, kind: str, swaps: list[str], reaches_none: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = number(tmp_path)
+    write(tmp_path / "proc/self/mountinfo", f"29 1 {device} / / rw shared:1 - {kind} dev rw\n")
+    lines = [f"/{each} partition 1 0 -2\n" for each in swaps]
+    write(tmp_path / "proc/swaps", "Filename Type Size Used Priority\n" + "".join(lines))
+    write(tmp_path / "sys/dev/block/253:1/dm/uuid", "CRYPT-PLAIN-swap\n")
+    of = {"/plain": "253:2", "/sealed": "253:1"}
+    monkeypatch.setattr(opening, "_device_of", lambda swap: of[str(swap)])
+    assert opening.reaches_no_disk(tmp_path / "not" / "yet", tmp_path) is reaches_none
+
+
+def test_a_disk_is_encrypted_if_all_that_it_is_made_of_is(tmp_path: Path) -> None:
+    device = number(tmp_path)
+    write(tmp_path / "proc/self/mountinfo", f"29 1 {device} / / rw - ext4 dev rw\n")
+    about = tmp_path / "sys/dev/block"
+    write(about / device / "dm/uuid", "LVM-of-two\n")
+    for name, at in (("dm-1", "253:11"), ("dm-2", "253:12")):
+        write(about / device / "slaves" / name / "dev", f"{at}\n")
+        write(about / at / "dm/uuid", "CRYPT-LUKS2-of-it\n")
+    assert opening.reaches_no_disk(tmp_path, tmp_path)
+    write(about / "253:12/dm/uuid", "LVM-of-another\n")
+    assert not opening.reaches_no_disk(tmp_path, tmp_path)
+    write(about / device / "dm/uuid", "CRYPT-LUKS2-itself\n")
+    assert opening.reaches_no_disk(tmp_path, tmp_path)
+
+
+def test_of_this_machines_own_disks_it_says_something(tmp_path: Path) -> None:
+    opening.reaches_no_disk(tmp_path)
+    in_memory = Path("/proc/swaps").read_text().count("\n") == 1
+    assert not in_memory or opening.reaches_no_disk(Path("/dev/shm"))
+
+
+def number(folder: Path) -> str:
+    device = folder.stat().st_dev
+    return f"{os.major(device)}:{os.minor(device)}"
+
+
+def write(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)

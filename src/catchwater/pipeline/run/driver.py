@@ -33,6 +33,7 @@ import msgspec
 
 from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError, Restart
+from catchwater.objects.open import refuse_plain_local
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.run.versions import declared_in
@@ -60,8 +61,6 @@ _ALL = 2**31 - 1
 GO = b"go\n"
 """The line by which a supervisor gives a driver its turn."""
 _LOCK = "lock"
-_MOST_BYTES = 25
-"""Of the temporary folder's path: sockets lie in the scratch folder, and theirs may have 103."""
 _ZYGOTE = "catchwater.pipeline.spark.zygote"
 MEMORY = {"MALLOC_ARENA_MAX": "1"}
 """For glibc, if the user's environment does not say otherwise: threads that come and go with every
@@ -232,6 +231,7 @@ def run_in(
         from catchwater.pipeline.run.run import look_before, run_query
 
         held.acquire()
+        refuse_plain_local("its local state, and the files of a session of yours,", os.environ)
         session.check_executors(mine, shared_folder(config), clock)
         with closing(look_before(config, began_s, clock)) as pipeline, session.alive(mine):
             traces = Traces(config.checkpoint / FOLDER / "spark.log")
@@ -409,10 +409,7 @@ def clear(base: Path) -> None:
 
 def _base() -> Path:
     """Of this user; where another has taken its name, one for this process alone."""
-    within = tempfile.gettempdir()
-    if len(os.fsencode(within)) > _MOST_BYTES and os.access("/tmp", os.W_OK):
-        within = "/tmp"
-    base = Path(within) / f"catchwater-run-{os.getuid()}"
+    base = session.scratch_folder() / f"catchwater-run-{os.getuid()}"
     with suppress(FileExistsError):
         base.mkdir(mode=0o700)
     if base.is_symlink() or base.stat().st_uid != os.getuid():

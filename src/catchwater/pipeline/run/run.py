@@ -196,7 +196,7 @@ def prepare(config: PipelineConfig, began_s: float, clock: Clock) -> OpenPipelin
 
     In the result the sinks are open, and `specs` and `codes` are what may run on this checkpoint.
     """
-    refuse_plain_local("its local state and Spark's files", os.environ)
+    refuse_plain_local("its local state and Spark's files", os.environ, _scratch_of(config))
     handover.check(config.checkpoint, handover.Event.START)
     check_seal_at(home_of(config.checkpoint), clock, may_write=False)
     pipeline = OpenPipeline(config, clock=clock, timeout_s=TIMEOUT_S)
@@ -623,6 +623,18 @@ def sweep_cache(checkpoint: Path) -> None:
             named = Path(os.fsdecode(owner.read_bytes()))
             if named.is_absolute() and not named.exists() and owner.parent == _cached(named):
                 shutil.rmtree(owner.parent, ignore_errors=True)
+
+
+def _scratch_of(config: PipelineConfig) -> list[Path]:
+    """Where state and Spark's files lie on this machine; nothing if others have them, too."""
+    if session.is_cluster(config.spark):
+        return []
+    sparks = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
+    return [
+        config.local or _cached(config.checkpoint),
+        session.scratch_folder(),
+        *(Path(each) for each in sparks if each),
+    ]
 
 
 def _cached(checkpoint: Path) -> Path:

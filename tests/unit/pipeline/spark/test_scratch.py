@@ -16,9 +16,9 @@ from catchwater.pipeline.run.driver import scratch
 HOLDS = """
 import subprocess, sys, tempfile
 tempfile.tempdir = sys.argv[1]
-from catchwater.pipeline.run import driver as module
 from catchwater.pipeline.run.driver import scratch
-module._MOST_BYTES = 1000
+from catchwater.pipeline.spark import session
+session._MOST_BYTES = 1000
 with scratch() as own:
     (own.path / "left").write_text("by Spark")
     command = [sys.executable, "-c", "import sys; sys.stdin.read()"]
@@ -31,7 +31,7 @@ with scratch() as own:
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("catchwater.pipeline.run.driver._MOST_BYTES", 1000)
+    monkeypatch.setattr("catchwater.pipeline.spark.session._MOST_BYTES", 1000)
 
 
 def test_it_goes_with_all_that_is_in_it() -> None:
