@@ -17,8 +17,8 @@ from pyspark.sql.functions import col
 from catchwater import spark as frames
 from catchwater.replay.options import BadOption
 from catchwater.wire.arrow import Record, encode_batch
+from catchwater.wire.bundle import BUNDLE_BYTES
 from catchwater.wire.client import Client
-from catchwater.wire.columns import BUNDLE_BYTES
 
 pytestmark = pytest.mark.spark
 

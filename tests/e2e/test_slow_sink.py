@@ -19,6 +19,7 @@ from tests.conformance.kv_server import KeyValueServer, key_value_server
 from tests.e2e.in_session import Pipeline
 
 from catchwater.clock import SYSTEM
+from catchwater.log.write.prepare import LOAD_AFTER_RECORDS
 from catchwater.recovery.checkpoint import numbered
 from catchwater.sinks.base import SinkUnavailable
 from catchwater.wire.arrow import encode_batch
@@ -194,7 +195,13 @@ def broker(make_broker: Callable[..., Any]) -> Any:
     }
     broker = make_broker(settings)
     with Client(broker.bootstrap) as client:
-        client.create_topics({"orders": 1})
+        client.create_topics({"orders": 1, "before": 1})
+        # The compiled loop over records is there from some number of them on, and costs as much
+        # memory as all else together, once.
+        few = encode_batch([(b"", b"", SYSTEM.now_ms(), ())] * (LOAD_AFTER_RECORDS // 10))
+        maps = Path(f"/proc/{broker.process.pid}/maps")
+        while "llvmlite" not in maps.read_text():
+            client.produce([(("before", 0), few)])
     return broker
 
 

@@ -23,7 +23,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from catchwater.wire.columns import FAR_TIMES, HEADERS_TYPE, HOLES, LONG
+from catchwater.wire.bundle import FAR_TIMES, HOLES, LONG
+from catchwater.wire.columns import HEADERS_TYPE
 
 if TYPE_CHECKING:
     from catchwater.wire.arrow import Located

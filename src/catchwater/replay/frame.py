@@ -19,7 +19,7 @@ from pyspark.sql.streaming.readwriter import DataStreamReader
 from catchwater.replay.options import BUNDLES, SourceOptions
 from catchwater.replay.source import loaded, register
 from catchwater.values.settings import ValueFormat
-from catchwater.wire.columns import (
+from catchwater.wire.bundle import (
     AT_BITS,
     GAP_BITS,
     GAP_SHIFT,

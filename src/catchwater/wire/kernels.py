@@ -38,7 +38,7 @@ from catchwater.wire.batch import (
     VARINT_BYTES,
     VARLONG_BYTES,
 )
-from catchwater.wire.columns import (
+from catchwater.wire.bundle import (
     BUNDLE_BYTES,
     FAR_TIMES,
     GAP_BITS,
@@ -384,7 +384,7 @@ def gather(source, starts, sizes, ends, target):  # type: ignore[no-untyped-def]
 
 @_compiled
 def _place(at, gap, value_size, key_size):  # type: ignore[no-untyped-def]
-    """The long of a record (see `columns`) without its time, and LONG if a part does not fit."""
+    """The long of a record (see `bundle`) without its time, and LONG if a part does not fit."""
     if at >= BUNDLE_BYTES or gap >= 2**GAP_BITS or value_size >= NO_VALUE or key_size >= NO_KEY:
         return np.int64((NO_VALUE << VALUE_SHIFT) | (NO_KEY << KEY_SHIFT)), np.int64(LONG)
     value, key = (value_size & NO_VALUE) << VALUE_SHIFT, (key_size & NO_KEY) << KEY_SHIFT

@@ -18,8 +18,8 @@ from catchwater.replay.plan import CLEANED, Aborted, PlanRange, Slice, Task
 from catchwater.replay.read import ReadSettings, read_task
 from catchwater.wire.arrow import encode_batch, locate, place
 from catchwater.wire.batch import marker
+from catchwater.wire.bundle import BUNDLE_BYTES
 from catchwater.wire.codecs import Codec
-from catchwater.wire.columns import BUNDLE_BYTES
 
 CRC_AT, ATTRIBUTES_AT = 17, 21
 NOW_MS = 1_700_000_000_000

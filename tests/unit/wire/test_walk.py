@@ -198,6 +198,13 @@ def test_every_rule_has_its_case(record: bytes, fault: int) -> None:
         is_read_whole(batch_of(record, 1), 1)
 
 
+def test_who_walks_records_only_loads_no_arrow() -> None:
+    code = "import sys, catchwater.wire.batch as b; assert b.load_walk(); print(*sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "catchwater.wire.kernels" in ran.stdout.split()
+    assert "pyarrow" not in ran.stdout.split()
+
+
 def test_more_headers_than_our_decoder_takes_are_refused() -> None:
     for count, fault in ((batch.MOST_HEADERS, SOUND), (batch.MOST_HEADERS + 1, TORN)):
         inside = b"\0\0\0\x01\x01" + varint(count) + b"\0\x01" * count
