@@ -317,13 +317,13 @@ def class_archive(java: Java, cache: Path | None = None) -> Path:
     were other ones: it says nothing, and loads all classes again.
     """
     pyspark = importlib.metadata.version("pyspark")
-    places = (java.home.resolve() / "lib" / "modules", _spark_home() / "jars")
+    places = (java.home.resolve() / "lib" / "modules", spark_home() / "jars")
     made = (sorted(_CONF.items()), _JVM, [(str(each), _changed_s(each)) for each in places])
     name = f"spark-{pyspark}-java-{java.version}-{zlib.crc32(repr(made).encode()):08x}.jsa"
     return (cache or cache_folder()) / name
 
 
-def _spark_home() -> Path:
+def spark_home() -> Path:
     """Where pyspark looks for Spark's jars."""
     if named := os.environ.get("SPARK_HOME"):
         return Path(named)
