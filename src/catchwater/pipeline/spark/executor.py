@@ -1,4 +1,4 @@
-"""An executor in a pod of Kubernetes: the command of its JVM, by what Spark says in its environment.
+"""An executor in a pod of Kubernetes: its JVM's command, by what Spark says in its environment.
 
 Spark starts the image with the argument `executor`, and leaves the rest to the image's entry point:
 a script in Spark's own images, which the package `pyspark` lacks. Here `catchwater` is that entry
