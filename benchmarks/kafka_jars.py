@@ -62,6 +62,16 @@ SETS = {
         ("org.bouncycastle", "bcpkix-jdk18on", "1.78.1"),
         ("org.bouncycastle", "bcutil-jdk18on", "1.78.1"),
     ],
+    # An API server of Kubernetes for tests, by those who made the client that pyspark has.
+    "kubernetes": [
+        ("io.fabric8", "kubernetes-server-mock", "7.6.1"),
+        ("io.fabric8", "mockwebserver", "7.6.1"),
+        ("io.vertx", "vertx-web", "4.5.26"),
+        ("io.vertx", "vertx-bridge-common", "4.5.26"),
+        ("org.bouncycastle", "bcprov-jdk18on", "1.82"),
+        ("org.bouncycastle", "bcpkix-jdk18on", "1.82"),
+        ("org.bouncycastle", "bcutil-jdk18on", "1.82"),
+    ],
     # Releases of Kafka's server that are still run, each with the logging that it came with.
     "kafka-2.8": [
         ("org.apache.kafka", "kafka_2.13", "2.8.2"),
@@ -82,6 +92,8 @@ SETS = {
 }
 """What each set asks for; Maven brings what Kafka needs, and of the connector, say, these alone."""
 
+_ALONE = ("connector", "flink-kafka", "iceberg", "kubernetes", "yarn")
+
 POM = """<project><modelVersion>4.0.0</modelVersion>
 <groupId>x</groupId><artifactId>x</artifactId><version>1</version>
 <dependencies>{dependencies}</dependencies></project>"""
@@ -100,7 +112,7 @@ def jars(name: str) -> Path:
     """The folder that holds the set's jars, fetched on first use (about 60 MB for Kafka)."""
 
     def fetch(work: Path) -> Path:
-        exclusions = ALONE if name in ("connector", "flink-kafka", "iceberg", "yarn") else ""
+        exclusions = ALONE if name in _ALONE else ""
         dependencies = "".join(DEPENDENCY.format(*d, exclusions=exclusions) for d in SETS[name])
         (work / "pom.xml").write_text(POM.format(dependencies=dependencies))
         copy = ["dependency:copy-dependencies", "-DincludeScope=runtime"]

@@ -1,16 +1,24 @@
 """Pipelines on clusters, all of it on this machine, or each on a host."""
 
+import copy
 import platform
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.conftest import Cards, Place
+import yaml
+from tests.conftest import until
+from tests.e2e.conftest import PATIENCE_S, Cards, Place
 from tests.e2e.test_one_url import Machine
-from tests.spark_cluster import OF_EXECUTORS, Cluster, started, yarn
+from tests.kubernetes import Image, Kubernetes
+from tests.s3 import CREDENTIALS
+from tests.spark_cluster import OF_EXECUTORS, Cluster, newest, started, yarn
+from tests.test_docs import BLOCK, ROOT
 
 from catchwater.recovery.ledger import EpochEntry
 
@@ -56,6 +64,126 @@ def test_a_pipeline_on_a_cluster_writes_each_row_once(
     assert pipeline.rows == pipeline.cards.expected
     entry = pipeline.ledger.read(max(pipeline.ledger.epochs()))
     assert entry is not None and {each.host for each in entry.shards} == {platform.node()}
+
+
+def on_page(language: str) -> str:
+    """What the page's section on Kubernetes shows in this language."""
+    section = (ROOT / "docs/spark.md").read_text().split("## Kubernetes\n")[1].split("\n## ")[0]
+    return "".join(code for name, code in BLOCK.findall(section) if name == language)
+
+
+@dataclass
+class OfPage:
+    """What the page shows, and a pipeline by it."""
+
+    cluster: Kubernetes
+    machine: Machine
+    """Whose folder is the one in the image."""
+    driver: Any
+    """The pod of the page's Deployment."""
+    role: Any
+
+    def write_file(self, trigger: str) -> None:
+        path = self.machine.write_file(trigger, epoch_events=1500)
+        path.write_text(path.read_text().replace('local = "local"\n', "") + on_page("toml"))
+
+    def start(self, name: str, **more: str) -> None:
+        """A pod for the driver, as the Deployment would have it."""
+        template = copy.deepcopy(self.driver)
+        [container] = template["spec"]["containers"]
+        container["env"] += [{"name": key, "value": value} for key, value in more.items()]
+        self.cluster.create("pods", name, **template)
+
+    def phase(self, pod: str) -> str:
+        found = self.cluster.get("pods", pod)
+        return found.get("status", {}).get("phase", "Pending")
+
+    def said(self, pod: str) -> str:
+        return self.cluster.log(pod) if pod in self.cluster.pods else "It was not started."
+
+
+QUICK_PODS = OF_EXECUTORS | {
+    "CATCHWATER_SPARK__SPARK_EXECUTOR_INSTANCES": "2",
+    "CATCHWATER_SPARK__SPARK_KUBERNETES_TRUST_CERTIFICATES": "true",
+}
+
+
+@pytest.fixture
+def of_page(place: Place, cards_there: Cards, tmp_path: Path) -> Iterator[OfPage]:
+    image = Image(on_page("dockerfile"), tmp_path / "image")
+    machine = Machine(
+        cards_there, tmp_path / "image/app", "pods", url=place.url.replace("?", "/pods?")
+    )
+    machine.folder.mkdir(parents=True)
+    objects = {each["kind"]: each for each in yaml.safe_load_all(on_page("yaml"))}
+    template = objects["Deployment"]["spec"]["template"]
+    [container] = template["spec"]["containers"]
+    space = objects["Deployment"]["metadata"]["namespace"]
+    with Kubernetes(place.network, tmp_path, {container["image"]: image}, space) as cluster:
+        [source] = container["envFrom"]
+        cluster.create("secrets", source["secretRef"]["name"], stringData=CREDENTIALS)
+        yield OfPage(cluster, machine, template, objects["Role"])
+
+
+def test_a_pipeline_in_pods_by_the_page_writes_each_row_once(of_page: OfPage) -> None:
+    cluster, machine = of_page.cluster, of_page.machine
+    of_page.write_file("continuous")
+    of_page.start("cards-1", **QUICK_PODS)
+    until(
+        lambda: newest(machine.checkpoint) >= 2 or of_page.phase("cards-1") == "Failed",
+        PATIENCE_S, lambda: of_page.said("cards-1"),
+    )  # fmt: skip
+    assert of_page.phase("cards-1") == "Running", of_page.said("cards-1")
+    # Its pods go with it.
+    cluster.delete("pods", "cards-1")
+    until(lambda: not cluster.get("pods"), PATIENCE_S, lambda: cluster.get("pods"))
+
+    of_page.write_file("available-now")
+    of_page.start("cards-2", **QUICK_PODS)
+    until(
+        lambda: of_page.phase("cards-2") in ("Succeeded", "Failed"),
+        PATIENCE_S, lambda: of_page.said("cards-2"),
+    )  # fmt: skip
+    assert of_page.phase("cards-2") == "Succeeded", of_page.said("cards-2")
+    assert machine.rows == machine.cards.expected
+    assert newest(machine.checkpoint) > 2
+    entry = machine.ledger.read(max(machine.ledger.epochs()))
+    assert entry is not None
+    hosts = {each.host for each in entry.shards}
+    assert hosts and hosts <= {pod for pod in cluster.pods if "-exec-" in pod}
+    rules = of_page.role["rules"]
+    may = {(verb, kind) for each in rules for verb in each["verbs"] for kind in each["resources"]}
+    assert cluster.asked <= may
+
+
+IMAGE = "CATCHWATER_SPARK__SPARK_KUBERNETES_CONTAINER_IMAGE"
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "told"),
+    [
+        ("configmaps", {}, r"Spark does not start on k8s://\S+: configmaps is forbidden: User"),
+        ("pods", {}, r"\d executors have failed .*, and Kubernetes says: pods is forbidden: User"),
+        ("", {IMAGE: "none:1"}, r"within 120 s: pod \S+-exec-\d .*waits: ImagePullBackOff: "),
+        ("", {IMAGE: "ends:1"}, r"Spark does not start on k8s://\S+: \d executors have failed"),
+    ],
+    ids=["no-right-to-config-maps", "no-right-to-pods", "no-such-image", "not-our-entry-point"],
+)
+def test_what_keeps_pods_from_running_is_said_in_one_line(
+    of_page: OfPage, kind: str, more: dict[str, str], told: str
+) -> None:
+    cluster = of_page.cluster
+    [image] = cluster.images.values()
+    cluster.images["ends:1"] = copy.copy(image)
+    cluster.images["ends:1"].entry_point = ["false"]
+    if kind:
+        cluster.forbid("post", kind, f'{kind} is forbidden: User "cards" cannot create resource')
+    of_page.write_file("continuous")
+    of_page.start("cards-1", **QUICK_PODS, **more)
+    until(
+        lambda: re.search(f"WARNING .*{told}", of_page.said("cards-1")),
+        PATIENCE_S, lambda: of_page.said("cards-1"),
+    )  # fmt: skip
 
 
 def test_a_worker_that_is_lost_with_its_disk_costs_its_shards_and_no_row(

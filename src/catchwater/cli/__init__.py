@@ -38,6 +38,7 @@ NOUNS = {
     "txn": "list transactions, and abort one that hangs",
     "log": "describe, check and repair the log's storage",
     "pipeline": "run, inspect, upgrade, roll back and rebuild a pipeline",
+    "executor": "be a Spark executor: what an image for Kubernetes starts",
     "diagnose": "name what holds a pipeline back, and what helps",
     "schema": "make classes for events out of a schema, and check that they fit",
     "contract": "what a restore would need, and whether it would succeed",

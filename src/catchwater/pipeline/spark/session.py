@@ -317,13 +317,13 @@ def class_archive(java: Java, cache: Path | None = None) -> Path:
     were other ones: it says nothing, and loads all classes again.
     """
     pyspark = importlib.metadata.version("pyspark")
-    places = (java.home.resolve() / "lib" / "modules", _spark_home() / "jars")
+    places = (java.home.resolve() / "lib" / "modules", spark_home() / "jars")
     made = (sorted(_CONF.items()), _JVM, [(str(each), _changed_s(each)) for each in places])
     name = f"spark-{pyspark}-java-{java.version}-{zlib.crc32(repr(made).encode()):08x}.jsa"
     return (cache or cache_folder()) / name
 
 
-def _spark_home() -> Path:
+def spark_home() -> Path:
     """Where pyspark looks for Spark's jars."""
     if named := os.environ.get("SPARK_HOME"):
         return Path(named)
@@ -472,6 +472,7 @@ def start(
     }
     spark_conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
     popen: dict[str, Any] = {"stderr": log, "stdout": log, "pass_fds": keep_open}
+    before = _size(log)
     gateway = launch_gateway(spark_conf, popen if log is not None else {"pass_fds": keep_open})
     with ExitStack() as unless_started:
         # Left alone, the JVM would go on and hold what it was given to keep open.
@@ -479,13 +480,51 @@ def start(
         try:
             context = SparkContext(conf=spark_conf, gateway=gateway)
         except Py4JJavaError as error:  # whose text is the JVM's, as long as that is there
+            master = settings["spark.master"]
+            said = _read_from(log, before)
+            why, hint = _why_not(error.java_exception, master, said)
             raise StartFailed(
-                f"Spark does not start on {settings['spark.master']}: {error.java_exception}",
-                hint=f"What it has said is in {getattr(log, 'name', 'its log')}.",
+                f"Spark does not start on {master}: {why}.",
+                hint=hint or f"What it has said is in {getattr(log, 'name', 'its log')}.",
             ) from None
         unless_started.pop_all()
     without_tracebacks(context)
     return SparkSession(context)
+
+
+def _size(log: IO[bytes] | int | None) -> int:
+    return 0 if log is None or isinstance(log, int) else os.fstat(log.fileno()).st_size
+
+
+def _read_from(log: IO[bytes] | int | None, position: int) -> str:
+    """What was written into a log since it had that size, as far as it is a file."""
+    if log is None or isinstance(log, int):
+        return ""
+    with suppress(OSError), open(log.name, "rb") as written:
+        written.seek(position)
+        return written.read().decode(errors="replace")
+    return ""
+
+
+def _why_not(exception: Any, master: str, log: str) -> tuple[str, str]:
+    """What a JVM's exception says, and a hint; of Kubernetes what its API has said, by the log."""
+    from catchwater.pipeline.spark.pods import given_up, said_by_api
+
+    if not master.startswith("k8s"):
+        return str(exception), ""
+    if why := given_up(log):
+        return why, _POD_HINT
+    while (cause := exception.getCause()) is not None:
+        exception = cause
+    answered = said_by_api(str(exception))
+    return answered or str(exception), _RIGHTS_HINT if answered else ""
+
+
+_POD_HINT = (
+    'With spark.kubernetes.executor.deleteOnTermination = "false" pods that failed stay, and '
+    "kubectl logs POD says why. What their image needs, and what a driver may do: docs/spark.md."
+)
+_RIGHTS_HINT = "What a driver's service account has to be allowed: docs/spark.md."
 
 
 _OURS = ("JAVA_HOME", "SPARK_LOCAL_IP", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "PYTHONPATH")
@@ -678,6 +717,7 @@ def check_executors(
     from py4j.protocol import Py4JJavaError
 
     from catchwater.pipeline.spark.placement import executor_hosts, located
+    from catchwater.pipeline.spark.pods import why
 
     context = spark.sparkContext
     token = f"catchwater-{clock.token()}"
@@ -698,11 +738,18 @@ def check_executors(
 
     asking = ThreadPoolExecutor(1, "ask-executors")
     try:
-        found = _answered(asking.submit(ask), lambda: executor_hosts(spark), context.master)
+        found = _answered(
+            asking.submit(ask), lambda: executor_hosts(spark), context.master, lambda: why(spark)
+        )
     except ClusterAway:
         context.cancelJobsWithTag(token)
         raise
     except Py4JJavaError as error:
+        if context._jsc.sc().isStopped():
+            raise ClusterAway(
+                f"Spark has given up on {context.master}: too many of its executors have failed.",
+                hint=_POD_HINT if context.master.startswith("k8s") else None,
+            ) from error
         raise _cannot_run_python(str(error.java_exception), needed["catchwater"]) from error
     finally:
         asking.shutdown(wait=False)
@@ -723,13 +770,25 @@ _Looked = tuple[int, str, str, dict[str, str], bool]
 
 
 def _answered(
-    asked: "Future[list[_Looked]]", executors: Callable[[], Mapping[str, int]], master: str
+    asked: "Future[list[_Looked]]",
+    executors: Callable[[], Mapping[str, int]],
+    master: str,
+    why: Callable[[], str],
 ) -> list[_Looked]:
-    """What executors answer. Raises `ClusterAway` where there are none, or none gets ahead."""
+    """What executors answer. Raises `ClusterAway` where there are none, or none gets ahead.
+
+    `why` says what Kubernetes knows of those that are not there.
+    """
     try:
         return asked.result(_EXECUTORS_S)
     except TimeoutError as error:
         hosts = sorted(executors())
+        if not hosts and master.startswith("k8s"):
+            raise ClusterAway(
+                f"No executor of {master} has taken a task within {_EXECUTORS_S} s: {why()}.",
+                hint="kubectl describe pod POD says more. What the image needs, and what a driver "
+                "may do: docs/spark.md.",
+            ) from error
         if not hosts:
             raise ClusterAway(
                 f"No executor of {master} has taken a task within {_EXECUTORS_S} s.",

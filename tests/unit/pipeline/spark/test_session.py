@@ -318,16 +318,18 @@ def test_executors_that_are_slow_are_waited_for_longer_than_those_that_are_not_t
     monkeypatch.setattr(session, "_EXECUTORS_S", 0.01)
     asked: Future[list[Any]] = Future()
     with pytest.raises(session.ClusterAway, match="No executor of spark://m has taken a task"):
-        session._answered(asked, dict, "spark://m")
+        session._answered(asked, dict, "spark://m", str)
+    with pytest.raises(session.ClusterAway, match=r"within 0\.01 s: no node"):
+        session._answered(asked, dict, "k8s://m", lambda: "no node")
 
     def late() -> dict[str, int]:
         asked.set_result([])
         return {"w1": 1}
 
-    assert session._answered(asked, late, "spark://m") == []
+    assert session._answered(asked, late, "spark://m", str) == []
     monkeypatch.setattr(session, "_SLOW_S", 0.01)
     with pytest.raises(session.ClusterAway, match="executors of spark://m on w1 have run no task"):
-        session._answered(Future(), lambda: {"w1": 1}, "spark://m")
+        session._answered(Future(), lambda: {"w1": 1}, "spark://m", str)
 
 
 def test_where_an_executor_cannot_run_python_is_what_spark_says_of_its_host() -> None:
