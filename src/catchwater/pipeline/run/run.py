@@ -80,7 +80,7 @@ from catchwater.replay.subscription import TIMEOUT_S, Subscription, TopicUnknown
 from catchwater.sinks.base import SinkAhead
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
     from catchwater.pipeline.spark.placement import Homes
@@ -485,16 +485,29 @@ def _is_ready_to_hand_over(folder: Path) -> bool:
     return max(numbered(folder / "offsets"), default=-1) == checkpoint.last_commit(folder)
 
 
+_one_source = threading.Lock()
+
+
+def packed_rows(spark: "SparkSession", settings: "PackedSettings") -> "DataFrame":
+    """A streaming frame over a source that no other query of the session shares.
+
+    Spark's runner changes a source's environment while it starts, and the tasks of another query
+    that share it may be written just then: those cannot be read. So from registering the source to
+    loading it nobody else registers one.
+    """
+    from catchwater.pipeline.spark.source import PackedSource
+
+    with _one_source:
+        spark.dataSource.register(PackedSource)
+        return spark.readStream.format(PackedSource.name()).options(**settings.to_option()).load()
+
+
 def start_query(
     spark: "SparkSession", pipeline: OpenPipeline, chain: Sequence[Stage], writer: Any
 ) -> "StreamingQuery":
     """Start the query of these stages on this session, with `writer` as its `foreachBatch`."""
-    from catchwater.pipeline.spark.source import PackedSource
-
     config = pipeline.config
-    option = source_settings(pipeline).to_option()
-    spark.dataSource.register(PackedSource)
-    rows = spark.readStream.format(PackedSource.name()).options(**option).load()
+    rows = packed_rows(spark, source_settings(pipeline))
     for stage in chain:
         rows = rows.repartition(config.tasks, "label").mapInArrow(operator(stage), rows.schema)
     query = rows.writeStream.foreachBatch(writer).queryName(pipeline.name)

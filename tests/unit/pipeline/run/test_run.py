@@ -2,15 +2,24 @@
 
 import threading
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from random import Random
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from catchwater.clock import SYSTEM, Clock, ManualClock
 from catchwater.pipeline.run.config import AVAILABLE_NOW, CONTINUOUS
 from catchwater.pipeline.run.driver import Stop, _standing_by
-from catchwater.pipeline.run.run import STARTS, InputMissing, run_to_end, take_checkpoint
+from catchwater.pipeline.run.run import (
+    STARTS,
+    InputMissing,
+    packed_rows,
+    run_to_end,
+    take_checkpoint,
+)
 from catchwater.pipeline.supervise import Failure, Restarts
 from catchwater.replay.subscription import TopicUnknown
 
@@ -62,6 +71,32 @@ def test_not_for_ever_and_not_for_another_reason() -> None:
 def test_what_is_to_stop_is_not_started_again() -> None:
     failure, [query] = run([STARVED], goes_on=False)
     assert (failure, query.isActive) == (STARVED, False)
+
+
+class Registry:
+    """A session of which a query is given the source that was registered last, as Spark does."""
+
+    def __init__(self) -> None:
+        self.sources = 0
+        self._both = threading.Barrier(2)
+        self.dataSource = SimpleNamespace(register=self._register)
+        chain = SimpleNamespace(load=lambda: self.sources)
+        chain.format = chain.options = lambda *_, **__: chain
+        self.readStream = chain
+
+    def _register(self, source: type) -> None:
+        self.sources += 1
+        # Where nothing hinders them both have registered before either loads.
+        with suppress(threading.BrokenBarrierError):
+            self._both.wait(0.5)
+
+
+def test_of_queries_that_start_at_once_each_has_a_source_of_its_own() -> None:
+    session: Any = Registry()
+    settings: Any = SimpleNamespace(to_option=dict)
+    with ThreadPoolExecutor(2) as two:
+        found = [two.submit(packed_rows, session, settings) for _ in range(2)]
+    assert sorted(each.result() for each in found) == [1, 2]
 
 
 class Missing:
