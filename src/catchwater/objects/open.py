@@ -161,17 +161,16 @@ def reaches_no_disk(folder: Path, root: Path = _ROOT) -> bool:
     there = next(each for each in (folder, *folder.parents) if each.exists())
     device = _number(there.stat().st_dev)
     try:
-        mounts = [each.split() for each in (root / "proc/self/mountinfo").read_text().splitlines()]
-        swaps = [each.split() for each in (root / "proc/swaps").read_text().splitlines()[1:]]
+        mounts = (line.split() for line in (root / "proc/self/mountinfo").read_text().splitlines())
+        match {fields[2]: fields[fields.index("-") + 1] for fields in mounts}.get(device):
+            case "ramfs":
+                return True
+            case "tmpfs":
+                swaps = (root / "proc/swaps").read_text().splitlines()[1:]
+                return all(_encrypts(_device_of(Path(each.split()[0])), root) for each in swaps)
     except OSError:
         return False
-    match {fields[2]: fields[fields.index("-") + 1] for fields in mounts}.get(device):
-        case "ramfs":
-            return True
-        case "tmpfs":
-            return all(_encrypts(_device_of(Path(each[0])), root) for each in swaps)
-        case _:
-            return _encrypts(device, root)
+    return _encrypts(device, root)
 
 
 def _encrypts(device: str, root: Path) -> bool:

@@ -57,6 +57,8 @@ LAST_STARTS = 5
 than of how fast it then is."""
 
 LEAST_NEAR_S = 2.0
+_LEAST_GAIN_PER_S = 1e-6
+"""A pipeline that gains less on its input, a record in twelve days, never catches up."""
 _LEAST_S = 0.05
 """Shorter spans are noise of the clock, not a rate."""
 _LONG_S = 3.0
@@ -251,7 +253,7 @@ def estimate(
     ) -> float | None:
         """Where everything takes `slower` times as long."""
         left, down_s = capacity / slower - arriving, constants.down_s(state_bytes)
-        if left <= 0:
+        if left < _LEAST_GAIN_PER_S:
             return None
         # What was there at the failure is read whole, however long the epochs before it took.
         behind = tail + arriving * max(0.0, down_s * slower - pace.near_s)
@@ -496,3 +498,5 @@ def down_s(
 
 def _life_file(folder: Path) -> Path:
     return Ledger(folder).folder / "alive"
+
+

@@ -238,6 +238,7 @@ paces = st.builds(
 
 
 @example([], 0, 1, 1, Pace(0.0, 2.0, True, interval_s=0.0, near_s=22.0))
+@example([], 0, 0, 59_520, Pace(near_s=0.0, work_per_s=3.3108892507759626e-304))
 @given(samples_drawn, st.integers(0, 10**10), st.integers(0, 10**9), st.integers(1, 10**6), paces)
 def test_more_to_replay_and_more_input_never_take_less_time(
     samples: list[RestoreSample], state: int, records: int, more: int, pace: Pace
