@@ -67,7 +67,7 @@ SLICES: dict[str, Slice] = {
     "slow-kafkas": Slice(
         (_slow(*_e2e("old_kafkas", "mixed_versions", "golden", "secured_pipeline", "tables")),)
     ),
-    "cluster": Slice((_slow(*_e2e("hosts", "cluster")),), ("ip:iproute2",)),
+    "cluster": Slice((_slow(*_e2e("hosts", "cluster")),), ("ip:iproute2", "tini:tini")),
     "cluster-lives": Slice((_slow(*_e2e("cluster_lives")),), ("ip:iproute2",)),
     "slow-operators": Slice((_slow(*_e2e("operators")),)),
     "slow-operator-lives": Slice((_slow(*_e2e("operator_lives")),)),
