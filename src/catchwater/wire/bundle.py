@@ -1,6 +1,6 @@
 """A bundle: records as they lie, and for each of them one long that says where.
 
-Knows neither Arrow nor a decoder: brokers compile their loops without the one (50 MB), and who only
+Knows neither Arrow nor a decoder: brokers compile their loops without the one (25 MB), and who only
 plans a query does without the other (numba takes half a second).
 """
 
