@@ -498,5 +498,3 @@ def down_s(
 
 def _life_file(folder: Path) -> Path:
     return Ledger(folder).folder / "alive"
-
-
