@@ -115,7 +115,7 @@ def test_a_warm_spare_takes_over_and_stop_ends_both(
     run = supervise("spared")
     # Of 40 events there are epochs left when the spare is ready, however quick the machine.
     run.start(settings="spare = true", epoch_events=40)
-    run.wait_until(lambda: "Standing by." in run.pipeline.log)
+    run.wait_until(lambda: run.pipeline.committed >= 2 and "Standing by." in run.pipeline.log)
     killed, spare = run.driver, run.supervision.spare
     assert spare is not None
     before = run.pipeline.committed

@@ -1,7 +1,7 @@
 """A bundle: records as they lie, and for each of them one long that says where.
 
-Knows neither Arrow nor a decoder: brokers compile their loops without the one (25 MB), and who only
-plans a query does without the other (numba takes half a second).
+Knows neither Arrow nor a decoder: brokers compile their loops without the one, and who only plans a
+query does without the other (numba takes half a second).
 """
 
 # The places of a record in one long, from its lowest bit: where its value begins, how many bytes

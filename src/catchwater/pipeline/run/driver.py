@@ -226,12 +226,12 @@ def run_in(
     """
     began_s = clock.monotonic_s()
     session.check_packages()
+    refuse_plain_local("its local state, and the files of a session of yours,", os.environ)
     mine = session.borrow(spark, settings_of(config), python_path(config))
     with closing(Lock(config.checkpoint, clock=clock, lease_ms=config.lease_ms)) as held:
         from catchwater.pipeline.run.run import look_before, run_query
 
         held.acquire()
-        refuse_plain_local("its local state, and the files of a session of yours,", os.environ)
         session.check_executors(mine, shared_folder(config), clock)
         with closing(look_before(config, began_s, clock)) as pipeline, session.alive(mine):
             traces = Traces(config.checkpoint / FOLDER / "spark.log")

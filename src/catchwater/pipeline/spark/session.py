@@ -783,16 +783,15 @@ def _answered(
         return asked.result(_EXECUTORS_S)
     except TimeoutError as error:
         hosts = sorted(executors())
-        if not hosts and master.startswith("k8s"):
-            raise ClusterAway(
-                f"No executor of {master} has taken a task within {_EXECUTORS_S} s: {why()}.",
-                hint="kubectl describe pod POD says more. What the image needs, and what a driver "
-                "may do: docs/spark.md.",
-            ) from error
         if not hosts:
+            in_pods = master.startswith("k8s")
             raise ClusterAway(
-                f"No executor of {master} has taken a task within {_EXECUTORS_S} s.",
-                hint="Are there workers with cores and memory to spare? spark.cores.max, "
+                f"No executor of {master} has taken a task within {_EXECUTORS_S} s"
+                f"{f': {why()}' if in_pods else ''}.",
+                hint="kubectl describe pod POD says more. What the image needs, and what a driver "
+                "may do: docs/spark.md."
+                if in_pods
+                else "Are there workers with cores and memory to spare? spark.cores.max, "
                 "spark.executor.cores and spark.executor.memory say what is asked of them.",
             ) from error
     try:

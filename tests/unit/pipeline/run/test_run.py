@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -11,11 +12,14 @@ from typing import Any
 import pytest
 
 from catchwater.clock import SYSTEM, Clock, ManualClock
+from catchwater.config import ConfigError
+from catchwater.objects.open import KEYS
 from catchwater.pipeline.run.config import AVAILABLE_NOW, CONTINUOUS
-from catchwater.pipeline.run.driver import Stop, _standing_by
+from catchwater.pipeline.run.driver import Stop, _standing_by, run_in
 from catchwater.pipeline.run.run import (
     STARTS,
     InputMissing,
+    _scratch_of,
     packed_rows,
     run_to_end,
     take_checkpoint,
@@ -97,6 +101,31 @@ def test_of_queries_that_start_at_once_each_has_a_source_of_its_own() -> None:
     with ThreadPoolExecutor(2) as two:
         found = [two.submit(packed_rows, session, settings) for _ in range(2)]
     assert sorted(each.result() for each in found) == [1, 2]
+
+
+def test_where_a_run_on_this_machine_leaves_what_is_not_encrypted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/run/of-ours")
+    monkeypatch.setenv("CATCHWATER_CACHE", "/run/cache")
+    monkeypatch.delenv("SPARK_LOCAL_DIRS", raising=False)
+    alone: Any = SimpleNamespace(spark={}, local=None, checkpoint=tmp_path)
+    state, sparks = _scratch_of(alone)
+    assert state.parent == Path("/run/cache/shards") and sparks == Path("/run/of-ours")
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", "/run/a,/run/b")
+    alone.local = Path("/run/state")
+    assert set(map(str, _scratch_of(alone))) == {"/run/state", "/run/of-ours", "/run/a", "/run/b"}
+    alone.spark = {"master": "spark://m:7077"}
+    assert _scratch_of(alone) == [], "others' machines have it, too"
+
+
+def test_with_keys_a_session_of_the_callers_is_not_taken_unseen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(KEYS, "env:OURS")
+    anything: Any = None
+    with pytest.raises(ConfigError, match="files of a session of yours, on this machine would not"):
+        run_in(anything, anything, anything, anything)
 
 
 class Missing:
