@@ -104,7 +104,8 @@ def touch_memory() -> None:
     """Write to all memory that is free but for 1 GiB, in a process of its own, which gives it back.
 
     A virtual machine gets a page from its host when it is first written to, which takes longer
-    than later: the first rounds would pay for it, and those of the broker that writes most. Where less is allowed than is free, that process alone is ended for it.
+    than later: the first rounds would pay for it, and those of the broker that writes most. Where
+    less is allowed than is free, that process alone is ended for it.
     """
     began_s = time.monotonic()
     subprocess.run([sys.executable, "-c", _TOUCH], check=False, stderr=subprocess.DEVNULL)
