@@ -51,7 +51,10 @@ _CRC_AT, _ATTRIBUTES_AT, _HEADER_BYTES = 17, 21, 61
 
 
 class Input(NamedTuple):
-    """One thing to send, size prefix included; a good one must be answered."""
+    """One thing to send, size prefix included; a good one must be answered.
+
+    With acks=0 none is good: it is not answered, and what is refused closes the connection.
+    """
 
     api_key: int
     version: int
@@ -89,24 +92,24 @@ def drawn(number: int, api_key: int, version: int, requests: int) -> list[Input]
 def inputs(api_key: int, version: int) -> st.SearchStrategy[list[Input]]:
     """A request of this API and version, and the same damaged in many ways."""
 
-    def with_damaged(frame: bytes) -> list[Input]:
+    def with_damaged(drawn: tuple[str | None, Any]) -> list[Input]:
+        client_id, request = drawn
+        frame = b"".join(encode_request(CORRELATION_ID, client_id, request))
+        is_good = len(frame) < HUGE_BYTES and getattr(request, "acks", None) != 0
         source = random.Random(frame)
         return [
-            Input(api_key, version, len(frame) < HUGE_BYTES, b"".join(prefixed([frame]))),
+            Input(api_key, version, is_good, b"".join(prefixed([frame]))),
             *(Input(api_key, version, False, _damaged(frame, source)) for _ in range(DAMAGED)),
         ]
 
-    return requests(api_key, version).map(with_damaged)
+    return _requests(api_key, version).map(with_damaged)
 
 
 @cache
-def requests(api_key: int, version: int) -> st.SearchStrategy[bytes]:
-    """A well-formed request with its header, without its size."""
+def _requests(api_key: int, version: int) -> st.SearchStrategy[tuple[str | None, Any]]:
+    """A client's id and a well-formed request."""
     client_ids = st.one_of(st.none(), st.sampled_from(_NAMES))
-    entities = _entity(load_request_schema(api_key, version))
-    return st.tuples(client_ids, entities).map(
-        lambda drawn: b"".join(encode_request(CORRELATION_ID, *drawn))
-    )
+    return st.tuples(client_ids, _entity(load_request_schema(api_key, version)))
 
 
 # The grammar: one strategy for each type of Kafka's message descriptions.
