@@ -32,7 +32,6 @@ FIGURES = (
     ("functions", "stateful function, 100,000 keys: events", "events/s", "Quix"),
     ("recovery", "takeover, 100,000 keys", "s", "Kafka Streams"),
     ("recovery", "lost machine, 100,000 keys", "s", "Kafka Streams"),
-    ("recovery", "backfill, 100,000 keys", "s", "Kafka Streams"),
 )
 """What the README quotes, losses among it: result, and parts of claim, unit and peer."""
 LABELS = ("claim", "unit", "ours", "peer", "theirs", "ratio", "low–high", "rounds", "target")

@@ -40,7 +40,7 @@ from catchwater.recovery.estimate import (
     add_sample,
     load_samples,
     near_of,
-    records_of,
+    offsets_read,
 )
 from catchwater.recovery.folder import held
 from catchwater.recovery.ledger import (
@@ -494,7 +494,7 @@ class PaceMeter:
         work_ms = parts["function"] + parts["sinks"] if parts else 0.0
         if entry.total("rebuilt_bytes"):
             work_ms = 0.0  # and most of it was reading state
-        self._epochs.append(_Ran(entry.finished_ms, records_of(entry), busy_ms, work_ms))
+        self._epochs.append(_Ran(entry.finished_ms, offsets_read(entry), busy_ms, work_ms))
         while self._epochs[0].ended_ms < entry.finished_ms - WINDOW_MS:
             self._epochs.popleft()
 
@@ -585,7 +585,7 @@ class RestoreWatch:
         if self._first is None:
             self._first, self._first_end_s = entry, now_s
         else:
-            self._records += records_of(entry)
+            self._records += offsets_read(entry)
         if not self._is_over(entry, now_s, self._tail if tail is None else tail):
             return None
         first = self._first
@@ -602,7 +602,7 @@ class RestoreWatch:
             state_s=round(state_s, 3),
             replay_records=self._records,
             replay_s=round(now_s - self._first_end_s, 3),
-            first_records=records_of(first) if first_s else 0,
+            first_records=offsets_read(first) if first_s else 0,
             first_s=round(first_s, 3),
             scheduling_s=self._scheduling_s,
             detection_s=self._detection_s,

@@ -405,8 +405,8 @@ def _spread(samples: Sequence[RestoreSample], constants: _Constants) -> float:
 # Measuring: the pace of a pipeline that runs, and a restore.
 
 
-def records_of(entry: EpochEntry) -> int:
-    """The offsets that an epoch went on by, in all partitions of its input."""
+def offsets_read(entry: EpochEntry) -> int:
+    """How many offsets of its input an epoch read, in all partitions."""
     start = entry.start.offsets
     return sum(
         max(0, end - start.get(topic, {}).get(partition, end))
