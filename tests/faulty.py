@@ -226,6 +226,9 @@ class FaultyWal:
             self._clock.pause(self._plan.delay_s())
         return self._wal.read(file, offset, size)
 
+    def read_into(self, file: str, offset: int, into: memoryview) -> None:
+        into[:] = self.read(file, offset, len(into))
+
     def url(self, file: str, part: Part | None = None) -> str:
         return self._wal.url(file, part)
 

@@ -127,6 +127,9 @@ def test_every_broker_reads_what_any_of_them_wrote(place: Place) -> None:
     for wal in brokers:
         for (_, file, offset, size), payload in written:
             assert wal.read(file, offset, size) == payload
+            room = bytearray(b"<" + b"?" * size + b">")
+            wal.read_into(file, offset, memoryview(room)[1:-1])
+            assert room == b"<" + payload + b">"
 
 
 def test_a_file_lies_below_its_writers_prefix(place: Place) -> None:
@@ -220,6 +223,8 @@ def test_a_range_that_is_not_there_is_named(place: Place) -> None:
     position = place.written(wal, b"payload")
     with pytest.raises(WalReadError, match=position.file):
         wal.read(position.file, position.offset, 4_000)
+    with pytest.raises(WalReadError, match=position.file):
+        wal.read_into(position.file, position.offset, memoryview(bytearray(4_000)))
     with pytest.raises(WalReadError, match=r"wal/9-9/0{19}1\.wal"):
         wal.read(f"wal/9-9/{1:020d}.wal", 0, 1)
 

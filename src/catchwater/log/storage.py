@@ -57,6 +57,13 @@ class Storage:
             return self.wal.read(key, offset, size)
         return self.objects.get_range(key, offset, size)
 
+    def read_into(self, key: str, offset: int, into: memoryview) -> None:
+        """Fill memory with these bytes, for those who use it again. Raises as `read`."""
+        if key.startswith(WAL):
+            self.wal.read_into(key, offset, into)
+        else:
+            into[:] = self.objects.get_range(key, offset, len(into))
+
     def url(self, key: str, part: Part | None = None) -> str:
         return self.wal.url(key, part) if key.startswith(WAL) else self.objects.url(key, part)
 

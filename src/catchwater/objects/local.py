@@ -148,13 +148,36 @@ def read_file_range(path: Path, offset: int, size: int) -> bytes:
     try:
         check_range(str(path), offset, size, os.fstat(descriptor).st_size)
         data = os.pread(descriptor, size, offset)
-        while len(data) < size:  # one call reads at most 2 GiB
-            more = os.pread(descriptor, size - len(data), offset + len(data))
-            check_range(str(path), offset, size, offset + len(data) + (len(more) or -1))
-            data += more
-        return data
+        if len(data) == size:
+            return data
+        more = bytearray(size - len(data))  # one call reads at most 2 GiB
+        fill(descriptor, str(path), offset + len(data), memoryview(more))
+        return data + more
     finally:
         os.close(descriptor)
+
+
+def read_file_into(path: Path, offset: int, into: memoryview) -> None:
+    """Fill memory with the bytes of a file from `offset`. Raises as `read_file_range`.
+
+    Fresh memory costs more than what is read into it.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        check_range(str(path), offset, len(into), os.fstat(descriptor).st_size)
+        fill(descriptor, str(path), offset, into)
+    finally:
+        os.close(descriptor)
+
+
+def fill(descriptor: int, name: str, offset: int, into: memoryview) -> None:
+    """Fill memory with the bytes of an open file from `offset`; `name` is for the error."""
+    done = 0
+    while done < len(into):
+        read = os.preadv(descriptor, [into[done:]], offset + done)
+        if not read:
+            check_range(name, offset, len(into), offset + done)  # which it is not any more
+        done += read
 
 
 @contextmanager

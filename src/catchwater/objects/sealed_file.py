@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from catchwater.objects.base import Buffer, ObjectMissing, StoreError, check_range
 from catchwater.objects.keys import KEY_BYTES, Keys
-from catchwater.objects.local import read_file_range
+from catchwater.objects.local import fill
 from catchwater.objects.seal import (
     BLOCK_BYTES,
     HEAD_BYTES,
@@ -111,49 +111,66 @@ class FileSeal:
             at = ends + TAG_BYTES
         return [*sealed, b"".join(tags)]
 
-    def opened(
-        self, number: int, size_bytes: int, first: int, blocks: Buffer, tags: Buffer
-    ) -> bytes:
-        """The content of blocks of a frame of this size, from block `first` on."""
+    def opened(self, number: int, sealed: memoryview, tags: memoryview) -> memoryview:
+        """The content of a frame, all of which is in memory. Raises `SealBroken`."""
+        content, block = _room(len(sealed)), _room(BLOCK_BYTES + TAG_BYTES)
+        for index in range(len(tags) // TAG_BYTES):
+            at, tag = index * BLOCK_BYTES, index * TAG_BYTES
+            size = len(sealed[at : at + BLOCK_BYTES])
+            block[:size] = sealed[at : at + size]
+            block[size : size + TAG_BYTES] = tags[tag : tag + TAG_BYTES]
+            into = content[at : at + size]
+            self._open(number, len(sealed), index, block[: size + TAG_BYTES], into)
+        return content
+
+    def read_into(
+        self, path: Path, frame: tuple[int, int, int], offset: int, into: memoryview
+    ) -> None:
+        """Fill memory with bytes of the file, which lie in its frame (number, first byte, size).
+
+        They are deciphered where they are wanted, a block after the other: memory for all of them
+        beside it would cost ten times what the cipher does. Raises `ObjectTruncated`, `SealBroken`
+        and `OSError`.
+        """
+        number, begins, size_bytes = frame
+        at, ends = offset - begins, offset - begins + len(into)
+        check_range(str(path), at, len(into), size_bytes)
+        if not into:
+            return
+        blocks = range(at // BLOCK_BYTES, (ends - 1) // BLOCK_BYTES + 1)
+        block, tags = _room(BLOCK_BYTES + TAG_BYTES), _room(len(blocks) * TAG_BYTES)
+        with open(path, "rb", buffering=0) as file:
+            descriptor, name = file.fileno(), str(path)
+            fill(descriptor, name, begins + size_bytes + blocks.start * TAG_BYTES, tags)
+            for index in blocks:
+                first = index * BLOCK_BYTES
+                size = min(BLOCK_BYTES, size_bytes - first)
+                fill(descriptor, name, begins + first, block[:size])
+                tag = (index - blocks.start) * TAG_BYTES
+                block[size : size + TAG_BYTES] = tags[tag : tag + TAG_BYTES]
+                low, high = max(at, first), min(ends, first + size)
+                wanted = into[low - at : high - at]
+                content = wanted if len(wanted) == size else _room(size)
+                self._open(number, size_bytes, index, block[: size + TAG_BYTES], content)
+                if content is not wanted:
+                    wanted[:] = content[low - first : high - first]
+
+    def _open(
+        self, number: int, size_bytes: int, index: int, block: memoryview, into: memoryview
+    ) -> None:
+        """Decipher a block, its tag behind it, of a frame of this size. Raises `SealBroken`."""
         bound = self._bound + size_bytes.to_bytes(8, "big")
-        data, ends, content = memoryview(blocks), memoryview(tags), []
         try:
-            for index in range(len(ends) // TAG_BYTES):
-                block = bytes(data[index * BLOCK_BYTES : (index + 1) * BLOCK_BYTES])
-                tag = bytes(ends[index * TAG_BYTES : (index + 1) * TAG_BYTES])
-                nonce = _nonce(number, first + index)
-                content.append(self._cipher.decrypt(nonce, block + tag, bound))
+            self._cipher.decrypt_into(_nonce(number, index), block, bound, into)
         except (InvalidTag, ValueError) as error:
             raise SealBroken(
                 f"{self.name} is damaged in frame {number}: it is not what was written.",
                 hint="Restore it from a copy.",
             ) from error
-        return content[0] if len(content) == 1 else b"".join(content)
 
-    def read(self, path: Path, frame: tuple[int, int, int], offset: int, size: int) -> bytes:
-        """Bytes of the file, which lie in the frame (number, first byte, size) of it.
 
-        Raises `ObjectTruncated`, `SealBroken` and `OSError`.
-        """
-        number, begins, size_bytes = frame
-        check_range(str(path), offset - begins, size, size_bytes)
-        if size == 0:
-            return b""
-        first = (offset - begins) // BLOCK_BYTES
-        last = (offset - begins + size - 1) // BLOCK_BYTES
-        upto = min((last + 1) * BLOCK_BYTES, size_bytes)
-        tags, tags_bytes = size_bytes + first * TAG_BYTES, (last + 1 - first) * TAG_BYTES
-        if first == 0 and upto == size_bytes:  # then they are side by side
-            blocks = read_file_range(path, begins, size_bytes + tags_bytes)
-            ends = blocks[size_bytes:]
-        else:
-            begin = first * BLOCK_BYTES
-            blocks = read_file_range(path, begins + begin, upto - begin)
-            ends = read_file_range(path, begins + tags, tags_bytes)
-        blocks = blocks[: upto - first * BLOCK_BYTES]
-        content = self.opened(number, size_bytes, first, blocks, ends)
-        skipped = offset - begins - first * BLOCK_BYTES
-        return content if size == len(content) else content[skipped : skipped + size]
+def _room(size_bytes: int) -> memoryview:
+    return memoryview(bytearray(size_bytes))
 
 
 def _nonce(number: int, index: int) -> bytes:
@@ -180,8 +197,10 @@ def read_by_url(url: str, keys: Keys, offset: int, size: int) -> bytes:
         with open(path, "rb") as file:
             beginning = file.read(asked["head"])
             head = file.read(HEAD_BYTES)
-        frame = (asked["number"], asked["begins"], asked["size"])
-        return FileSeal.of(name, beginning, head, keys).read(path, frame, offset, size)
+        frame, content = (asked["number"], asked["begins"], asked["size"]), bytearray(size)
+        seal = FileSeal.of(name, beginning, head, keys)
+        seal.read_into(path, frame, offset, memoryview(content))
+        return bytes(content)
     except FileNotFoundError as error:
         raise ObjectMissing(f"There is no file {path}.") from error
     except OSError as error:

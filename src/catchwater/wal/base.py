@@ -122,6 +122,10 @@ class WalPlace(Protocol):
         """
         ...
 
+    def read_into(self, file: str, offset: int, into: memoryview) -> None:
+        """Fill memory with bytes of a file, for those who use it again. Raises as `read`."""
+        ...
+
     def url(self, file: str, part: Part | None = None) -> str:
         """Where a reader in another process finds the file, as `ObjectStore.url`."""
         ...

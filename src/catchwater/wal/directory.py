@@ -8,12 +8,12 @@ Writing is `wal.file`. Any number of threads and processes may use one directory
 
 import re
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from catchwater.objects.base import ObjectInfo, ObjectTruncated, Part, StoreUnavailable
-from catchwater.objects.local import read_file_range, sync_folder
+from catchwater.objects.local import read_file_into, read_file_range, sync_folder
 from catchwater.objects.seal import SealBroken
 from catchwater.room import NO_DESCRIPTORS
 from catchwater.wal.base import WalReadError, WalUnavailable
@@ -37,11 +37,28 @@ class WalDirectory:
 
     def read(self, file: str, offset: int, size: int) -> bytes:
         """Bytes of a file; of a sealed one as they were before."""
-        assert FILE_NAME.fullmatch(file), f"{file} is the name of a WAL file"
-        try:
-            if file in self._sealed and offset >= SEALED_HEADER_BYTES:
+        with self._read(file):
+            if self._is_sealed(file, offset):
                 return self._sealed.read(file, offset, size)
             return read_file_range(self._root / file, offset, size)
+
+    def read_into(self, file: str, offset: int, into: memoryview) -> None:
+        """Fill memory with bytes of a file."""
+        with self._read(file):
+            if self._is_sealed(file, offset):
+                self._sealed.read_into(file, offset, into)
+            else:
+                read_file_into(self._root / file, offset, into)
+
+    def _is_sealed(self, file: str, offset: int) -> bool:
+        return file in self._sealed and offset >= SEALED_HEADER_BYTES
+
+    @contextmanager
+    def _read(self, file: str) -> Iterator[None]:
+        """Turn errors of reading a file into those of a WAL."""
+        assert FILE_NAME.fullmatch(file), f"{file} is the name of a WAL file"
+        try:
+            yield
         except (ObjectTruncated, SealBroken) as error:
             raise WalReadError(str(error), hint=error.hint) from error
         except OSError as error:

@@ -112,6 +112,10 @@ class ObjectWal:
         except (ObjectMissing, ObjectTruncated) as error:
             raise WalReadError(str(error), hint=error.hint) from error
 
+    def read_into(self, file: str, offset: int, into: memoryview) -> None:
+        """Fill memory with what `read` gives."""
+        into[:] = self.read(file, offset, len(into))
+
     def url(self, file: str, part: Part | None = None) -> str:
         """The object's URL."""
         return self._store.url(file, part)

@@ -54,6 +54,10 @@ class PostgresWal:
             )
         return data
 
+    def read_into(self, file: str, offset: int, into: memoryview) -> None:
+        """Fill memory with what `read` gives."""
+        into[:] = self.read(file, offset, len(into))
+
     def url(self, file: str, part: Part | None = None) -> str:
         """A name for messages: only brokers read the database."""
         return f"postgresql:{file}"

@@ -35,6 +35,10 @@ class RoutedWal:
         """Bytes of a file, wherever it lies."""
         return self._place_of(file).read(file, offset, size)
 
+    def read_into(self, file: str, offset: int, into: memoryview) -> None:
+        """Fill memory with bytes of a file, wherever it lies."""
+        self._place_of(file).read_into(file, offset, into)
+
     def url(self, file: str, part: Part | None = None) -> str:
         """Where a reader in another process finds the file."""
         return self._place_of(file).url(file, part)

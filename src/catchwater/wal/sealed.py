@@ -107,11 +107,17 @@ class SealedFiles:
 
     def read(self, file: str, offset: int, size: int) -> bytes:
         """Bytes of a sealed file as they were before. Raises `StoreError`, `OSError`."""
+        content = bytearray(size)
+        self.read_into(file, offset, memoryview(content))
+        return bytes(content)
+
+    def read_into(self, file: str, offset: int, into: memoryview) -> None:
+        """Fill memory with them. Raises as `read`."""
         known = self._look(file)
         assert known is not None, f"{file} is sealed"
         with self._lock:
             frame = known.frame_at(self._root / file, offset)
-        return known.seal.read(self._root / file, frame, offset, size)
+        known.seal.read_into(self._root / file, frame, offset, into)
 
     def url(self, file: str, offset: int) -> str:
         """Where a reader with the keys finds the frame of this byte."""
@@ -170,7 +176,7 @@ def payload(found: Scan, name: str, data: bytes, frame: Frame, keys: "Keys | Non
         found.seal = FileSeal.of(name, data[:FILE_HEADER_BYTES], head, keys)
     ends = frame.payload + frame.size
     tags = memoryview(data)[ends : ends + frame.tags]
-    return memoryview(found.seal.opened(frame.sequence, frame.size, 0, view, tags))
+    return found.seal.opened(frame.sequence, view, tags)
 
 
 def _first_of(path: Path) -> int:

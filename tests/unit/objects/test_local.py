@@ -9,8 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from catchwater.objects.base import ObjectMissing, StoreError, StoreFull, StoreUnavailable
-from catchwater.objects.local import PIECE_BYTES, LocalStore
+from catchwater.objects.base import (
+    ObjectMissing,
+    ObjectTruncated,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+)
+from catchwater.objects.local import PIECE_BYTES, LocalStore, read_file_into, read_file_range
 
 DAY_S = 24 * 3600
 
@@ -205,3 +211,22 @@ def test_who_may_read_an_object_is_for_the_umask_to_say(tmp_path: Path) -> None:
         root = tmp_path / umask
         subprocess.run([sys.executable, "-c", script, str(root), umask], check=True, timeout=60)
         assert (root / "a" / "b").stat().st_mode & 0o777 == mode
+
+
+def test_memory_is_filled_from_a_file_that_is_read_a_little_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"0123456789")
+    read = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda fd, into, at: read(fd, [into[0][:3]], at))
+    room = bytearray(9)
+    read_file_into(path, 2, memoryview(room)[1:])
+    assert room == b"\x0023456789"
+    first = os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, size, at: first(fd, min(size, 4), at))
+    assert read_file_range(path, 1, 9) == b"123456789"
+    # Somebody cuts it off between the look at its size and the read.
+    monkeypatch.setattr(os, "preadv", lambda fd, into, at: 0)
+    with pytest.raises(ObjectTruncated, match="file ends at byte"):
+        read_file_into(path, 2, memoryview(room))

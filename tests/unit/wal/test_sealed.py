@@ -72,10 +72,16 @@ def test_what_was_appended_is_read_by_any_range_and_is_nowhere_at_rest(
             for end in sorted(edge for edge in edges if begin <= edge <= size):
                 wanted = payload[begin:end]
                 assert reader.read(position.file, position.offset + begin, end - begin) == wanted
+                room = bytearray(b"<" + b"?" * len(wanted) + b">")
+                into = memoryview(room)[1:-1]
+                reader.read_into(position.file, position.offset + begin, into)
+                assert room == b"<" + wanted + b">"
         assert reader.read(before.file, before.offset, 99) == b"x" * 99
         assert reader.read(behind.file, behind.offset, 6) == b"behind"
         with pytest.raises(WalReadError):
             reader.read(position.file, position.offset, size + 1)
+        with pytest.raises(WalReadError):
+            reader.read_into(position.file, position.offset, memoryview(bytearray(size + 1)))
         with pytest.raises(WalReadError):
             reader.read(behind.file, behind.offset + 4_000, 1)
     wal.close()

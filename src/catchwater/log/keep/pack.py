@@ -261,7 +261,7 @@ class Packer:
         try:
             for at in range(0, run.byte_size, _READ_BYTES):
                 piece = memory[at : at + _READ_BYTES]
-                piece[:] = self._storage.read(run.object, run.byte_offset + at, len(piece))
+                self._storage.read_into(run.object, run.byte_offset + at, piece)
             segment.add(
                 memory,
                 run.base_offset,

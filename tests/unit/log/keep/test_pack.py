@@ -382,22 +382,22 @@ def test_runs_that_are_far_away_are_packed_in_parts_and_not_at_all_once_told_to_
     fill(log, make_batch, [key], chunks=10)
     before = content(log, key)
     packer = packer_of(log)
-    read = log.storage.read
+    read = log.storage.read_into
 
-    def slow(*place: Any) -> bytes:
+    def slow(*place: Any) -> None:
         log.clock.advance(1_000)
-        return read(*place)
+        read(*place)
 
-    monkeypatch.setattr(log.storage, "read", slow)
+    monkeypatch.setattr(log.storage, "read_into", slow)
     assert packer.pack() == 1
     assert 0 < len(log.catalog.chunk_runs(limit=100)) < 10, "what was read until then"
     assert content(log, key) == before
 
-    def stopped(*place: Any) -> bytes:
+    def stopped(*place: Any) -> None:
         packer.stop()
-        return read(*place)
+        read(*place)
 
-    monkeypatch.setattr(log.storage, "read", stopped)
+    monkeypatch.setattr(log.storage, "read_into", stopped)
     left = len(log.catalog.chunk_runs(limit=100))
     assert packer.pack() == 0
     assert len(log.catalog.chunk_runs(limit=100)) == left
