@@ -20,6 +20,7 @@ from benchmarks.kafka_peer import apache_kafka
 from benchmarks.load import (
     Result,
     create_topic,
+    delete_topic,
     drain,
     fetch_request,
     produce_request,
@@ -28,7 +29,6 @@ from benchmarks.load import (
 from benchmarks.measure import Row, cpu_seconds, publish, row
 from benchmarks.our_broker import catchwater_broker
 from benchmarks.request_cost import instructions
-from catchwater.wire.client import Client
 
 SECONDS = 2.0
 ROUNDS = int(os.environ.get("ROUNDS", "5"))
@@ -149,8 +149,7 @@ def main() -> None:
             }
             rows += compare(claim, runs, by_bytes=records > 1)
             for bootstrap, _ in brokers.values():
-                with Client(bootstrap) as client:
-                    client.delete_topics([topic])
+                delete_topic(bootstrap, topic)
         if is_chosen(FETCH):
             rows += fetched(brokers)
     publish("produce", rows, is_whole=not CHOSEN)

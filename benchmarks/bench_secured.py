@@ -87,6 +87,8 @@ def produced_and_fetched(
             for side in sides
         ]
         rows += by_turns(f"{how}: {name}", peer, runs, records > 1, aims)
+        for side in sides:
+            load.delete_topic(side.bootstrap, f"bench-{number}", side.tls)
     for side in sides:
         load.create_topic(side.bootstrap, "tail", 1, tls=side.tls)
         load.pump(side.bootstrap, load.produce_request("tail", 0, 1000, 900), 0.05, 4, side.tls)

@@ -15,6 +15,8 @@ from io import BytesIO
 
 from kio.schema.create_topics.v5 import request as create_topics
 from kio.schema.create_topics.v5.response import CreateTopicsResponse
+from kio.schema.delete_topics.v5 import request as delete_topics
+from kio.schema.delete_topics.v5.response import DeleteTopicsResponse
 from kio.schema.fetch.v11 import request as fetch
 from kio.schema.produce.v9 import request as produce
 from kio.serial import entity_reader, entity_writer
@@ -127,6 +129,19 @@ def create_topic(
     if created.error_code:
         raise RuntimeError(f"{bootstrap} did not create {name}: {created.error_message}")
     time.sleep(settle_s)
+
+
+def delete_topic(bootstrap: str, name: str, tls: ssl.SSLContext | None = None) -> None:
+    """Delete a topic: packing what it leaves behind would be counted as the next one's cost."""
+    connection = Connection(bootstrap, tls=tls)
+    body = delete_topics.DeleteTopicsRequest(
+        topic_names=(name,), timeout=datetime.timedelta(seconds=20)
+    )
+    answer = connection.call(frame(20, 5, True, encode(body)))
+    connection.close()
+    deleted = entity_reader(DeleteTopicsResponse)(answer, 5)[0].responses[0]
+    if deleted.error_code:
+        raise RuntimeError(f"{bootstrap} did not delete {name}: {deleted.error_message}")
 
 
 def produce_error(answer: bytes) -> int:
