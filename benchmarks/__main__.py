@@ -6,7 +6,7 @@
 import importlib
 import sys
 
-from benchmarks.measure import touch_memory
+from benchmarks.measure import full_page_cache
 
 NAMES = (
     "produce",
@@ -42,7 +42,7 @@ if __name__ == "__main__":
     if unknown:
         there_are = ", ".join(NAMES + LONG)
         sys.exit(f"error: no benchmark named {', '.join(unknown)}; there are {there_are}")
-    touch_memory()
-    for name in wanted:
-        module = name if name in LONG else f"bench_{name}"
-        importlib.import_module(f"benchmarks.{module}").main()
+    with full_page_cache():
+        for name in wanted:
+            module = name if name in LONG else f"bench_{name}"
+            importlib.import_module(f"benchmarks.{module}").main()
