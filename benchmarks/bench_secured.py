@@ -25,7 +25,7 @@ from benchmarks import load
 from benchmarks.bench_produce import DELETING, FETCH, SHAPES, figures
 from benchmarks.kafka_jars import KAFKA_VERSION
 from benchmarks.kafka_peer import apache_kafka
-from benchmarks.measure import Row, chosen_parts, publish, row
+from benchmarks.measure import Row, chosen_parts, full_page_cache, publish, row
 from benchmarks.our_broker import catchwater_broker
 from catchwater.broker.access import Rule, change, with_rule
 from catchwater.broker.gate import ResourceType
@@ -86,7 +86,8 @@ def produced_and_fetched(
             (partial(load.pump, side.bootstrap, request, SECONDS, in_flight, side.tls), side.pid)
             for side in sides
         ]
-        rows += by_turns(f"{how}: {name}", peer, runs, records > 1, aims)
+        with full_page_cache():  # what the last one wrote is deleted, and its pages are gone
+            rows += by_turns(f"{how}: {name}", peer, runs, records > 1, aims)
         for side in sides:
             load.delete_topic(side.bootstrap, f"bench-{number}", side.tls)
     for side in sides:
