@@ -31,6 +31,8 @@ from catchwater.objects.retry import PATIENT, RetryPolicy, retried
 from catchwater.objects.seal import KEYS, SEALED, KeysNeeded
 
 _REQUEST_S = 20
+_END_BYTES = 64 * 1024
+"""As much as pyarrow reads of a file's end first."""
 _ENDED = (b"ExpiredToken", b"Request has expired")
 """In replies with another status than 403: the signature or its key has expired."""
 _MAY_PASS = {408, 409, 425, 429}
@@ -65,28 +67,37 @@ def read_range(
 class RemoteFile:
     """The object at an `http(s)://` URL, as what pyarrow takes for a file: reads ask for ranges.
 
-    Raises what `read_range` raises.
+    Raises what `read_range` raises. For one thread at a time.
     """
 
     closed = False
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, size_bytes: int | None = None) -> None:
+        """Without its size its end is asked for: there files say what is in them."""
         self._url = url
-        self._size = retried(lambda: _requested(url, 0, 1)[1], SYSTEM, PATIENT)
-        self._at = 0
+        self._at, self._end = 0, memoryview(b"")
+        if size_bytes is None:
+            self._end, size_bytes = retried(
+                lambda: _requested(url, -_END_BYTES, _END_BYTES), SYSTEM, PATIENT
+            )
+        self.size_bytes = size_bytes
 
     def tell(self) -> int:
         return self._at
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self.size_bytes}[whence]
         self._at = base + offset
         return self._at
 
     def read(self, size: int = -1) -> memoryview:
-        left = max(0, self._size - self._at)
+        left = max(0, self.size_bytes - self._at)
         size = left if size < 0 else min(size, left)
-        data = read_range(self._url, self._at, size) if size else memoryview(b"")
+        in_end = self._at - (self.size_bytes - len(self._end))
+        if in_end >= 0 or not size:
+            data = self._end[in_end : in_end + size]
+        else:
+            data = read_range(self._url, self._at, size)
         self._at += size
         return data
 
@@ -146,21 +157,27 @@ def _mapped(path: Path, offset: int, size: int) -> memoryview:
 
 
 def _requested(url: str, offset: int, size: int) -> tuple[memoryview, int]:
-    """The bytes, and how many the object has."""
+    """The bytes, and how many the object has; from a negative offset on, those at its end."""
     # Of an empty range one byte, which shows whether the object exists.
-    request = urllib.request.Request(url, headers={"Range": range_header(offset, size)})
+    wanted = range_header(offset, size) if offset >= 0 else f"bytes={offset}"
+    request = urllib.request.Request(url, headers={"Range": wanted})
     try:
         with _OPENER.open(request, timeout=_REQUEST_S) as reply:
             served = reply.headers.get("Content-Range", "")
             data = reply.read()
     except urllib.error.HTTPError as error:
         with error:
-            return memoryview(b""), _refused(url, offset, size, error)
+            asked = (offset, size) if offset >= 0 else (0, 0)
+            return memoryview(b""), _refused(url, *asked, error)
     except (OSError, http.client.HTTPException) as error:
         raise StoreUnavailable(f"{shown(url)} gave no complete answer: {error}.") from error
     first, _, total = served.removeprefix("bytes ").partition("/")
-    if not (first.startswith(f"{offset}-") and total.isdecimal()):
+    begin = first.partition("-")[0]
+    is_range = begin.isdecimal() and total.isdecimal()
+    if not is_range or (offset >= 0 and int(begin) != offset):
         raise StoreError(f"{shown(url)} was asked for a range and answered {served or 'all'!r}.")
+    if offset < 0:
+        offset, size = int(begin), int(total) - int(begin)
     check_range(shown(url), offset, size, int(total))
     if len(data) < size:
         raise StoreUnavailable(f"{shown(url)} came back with {len(data)} of {size} bytes.")

@@ -12,6 +12,7 @@ been hidden already, where the topic says so (`values.policy`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -41,6 +42,8 @@ _STORED = pa.schema(
 _ALWAYS = ("timestamp", "timestampType")
 _ROWS = 10_000
 """Made into one batch."""
+_MOST_KNOWN = 1_000
+"""Files of which a process remembers what is in them; they never change."""
 
 
 class TimeLost(CatchwaterError):
@@ -56,8 +59,7 @@ class _Group(NamedTuple):
     url: str
     number: int
     file: pq.FileMetaData
-    source: str | RemoteFile
-    """What pyarrow reads the file from."""
+    file_bytes: int | None
 
     @property
     def size_bytes(self) -> int:
@@ -118,14 +120,35 @@ def _groups(wanted: Slice) -> list[_Group]:
     """What the slice's files have of it, by first offset."""
     found = []
     for url in wanted.files:
-        is_remote = url.startswith(("https://", "http://"))
-        source = RemoteFile(url) if is_remote else url.removeprefix("file://")
-        file = pq.read_metadata(source)
+        file, size_bytes = _footer(url)
         for number in range(file.num_row_groups):
             first = _bounds(file.row_group(number), wanted)
             if first is not None:
-                found.append(_Group(first, url, number, file, source))
+                found.append(_Group(first, url, number, file, size_bytes))
     return sorted(found)
+
+
+def _footer(url: str) -> tuple[pq.FileMetaData, int | None]:
+    """What is in a file; of one in a bucket its size, too."""
+    if _is_remote(url):
+        return _remote_footer(url)
+    return pq.read_metadata(_source(url)), None
+
+
+@lru_cache(maxsize=_MOST_KNOWN)
+def _remote_footer(url: str) -> tuple[pq.FileMetaData, int]:
+    """Kept, because the slices of all partitions ask it of the same files."""
+    source = RemoteFile(url)
+    return pq.read_metadata(source), source.size_bytes
+
+
+def _source(url: str, size_bytes: int | None = None) -> str | RemoteFile:
+    """What pyarrow reads a file from."""
+    return RemoteFile(url, size_bytes) if _is_remote(url) else url.removeprefix("file://")
+
+
+def _is_remote(url: str) -> bool:
+    return url.startswith(("https://", "http://"))
 
 
 def _bounds(group: pq.RowGroupMetaData, wanted: Slice) -> int | None:
@@ -147,7 +170,8 @@ def _bounds(group: pq.RowGroupMetaData, wanted: Slice) -> int | None:
 
 def _read(group: _Group, wanted: Slice, names: Sequence[str]) -> pa.Table:
     """The rows of the group that are wanted."""
-    with pq.ParquetFile(group.source, metadata=group.file, page_checksum_verification=True) as file:
+    source = _source(group.url, group.file_bytes)
+    with pq.ParquetFile(source, metadata=group.file, page_checksum_verification=True) as file:
         where = file.read_row_group(group.number, [*_PLACE])
         offsets = where.column("offset")
         is_wanted = pc.and_(

@@ -226,6 +226,8 @@ class Bucket(http.server.ThreadingHTTPServer):
     def __init__(self, folder: Path, left: dict[str, int]) -> None:
         super().__init__(("127.0.0.1", 0), _Ranges)
         self.folder, self.left = folder, left
+        self.asked: list[tuple[str, int]] = []
+        """What was asked for: the file, and from which byte on."""
 
     def url(self, name: str) -> str:
         return f"http://127.0.0.1:{self.server_port}/{name}?X-Amz-Signature=secret"
@@ -243,8 +245,12 @@ class _Ranges(http.server.BaseHTTPRequestHandler):
         if not file.exists():
             return self._answer(404, b"")
         data = file.read_bytes()
-        first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
-        part = data[first : last + 1]
+        begin, _, last = self.headers["Range"].removeprefix("bytes=").partition("-")
+        first = int(begin) if begin else max(0, len(data) - int(last))
+        part = data[first : int(last) + 1] if begin else data[first:]
+        if not part:
+            return self._answer(416, b"", f"bytes */{len(data)}")
+        self.server.asked.append((name, first))
         return self._answer(206, part, f"bytes {first}-{first + len(part) - 1}/{len(data)}")
 
     def _answer(self, status: int, body: bytes, where: str = "") -> None:
@@ -278,6 +284,19 @@ def test_files_in_a_bucket_are_read_by_their_urls(bucket: Bucket) -> None:
     assert found == [expected(record(1, n)) for n in range(3, 37)]
 
 
+def test_what_is_in_a_file_is_asked_once_by_all_slices(bucket: Bucket) -> None:
+    found = [{**record(p, n), "value": bytes(2_000)} for n in range(100) for p in (1, 2)]
+    written(bucket.folder / "f", found, group=50)
+    size = (bucket.folder / "f").stat().st_size
+    url = bucket.url("f")
+    assert [row["offset"] for row in read([url], 0, 100)] == [*range(100)]
+    assert len(bucket.asked) == 1 + 4 * 2, "the end, and two parts of each group"
+    assert bucket.asked[0] == ("f", max(0, size - 2**16))
+    bucket.asked.clear()
+    assert [row["offset"] for row in read([url], 10, 20)] == [*range(10, 20)]
+    assert len(bucket.asked) == 2
+
+
 @pytest.mark.parametrize("requests", range(2, 9))
 def test_a_url_that_ends_meanwhile_is_asked_for_anew_as_often_as_that_brings_something(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch, requests: int
@@ -294,7 +313,7 @@ def test_a_url_that_ends_meanwhile_is_asked_for_anew_as_often_as_that_brings_som
 
     monkeypatch.setattr(Newest, "table_files", anew)
     bucket.left["f@0"] = requests
-    if requests < 4:  # the size, the end, and a group's two parts
+    if requests < 3:  # the end, and a group's two parts
         with pytest.raises(AccessEnded, match="f@1 answered 403"):
             read([bucket.url("f@0")], 0, 30)
         assert asked == [0]
