@@ -4,8 +4,8 @@ Master, workers and drivers are hosts of their own on this machine (`tests.hosts
 the checkpoint lies at an S3 server, which is moto. Rates are those of the epochs after the fourth,
 by the ledger: no start is in them, and executors' JVMs have compiled what they run. How fast stores
 are made anew is bytes of state a second of processor time. About 30 minutes and 10 GB of disk;
-PARTS="rates scaling losses sizes" chooses, SIZES_GB=1,4,16 takes 30 GB of disk, and ROUNDS=1 is
-shorter.
+PARTS="rates scaling losses worker sizes" chooses, SIZES_GB=1,4,16 takes 30 GB of disk, and ROUNDS=1
+is shorter.
 
 Why targets are missed on two cores. A machine of two has no third for driver, broker and store,
 and executors wait while the driver commits an epoch and plans the next, and while few read: that
@@ -13,8 +13,9 @@ part of an epoch no second executor makes shorter. How many cores both had stand
 PARTS=scaling measures what two bare processes gain there. After a loss a driver's JVM, three
 executors' and their Pythons start on the same two cores. A standby, which has a minute and a half
 to get ready and goes on as it is then, still waits for the lease to lapse and plans its first
-query. Losses are of a round or two, and say no more than that: other cold starts took longer. Rows
-of them from before December are of 0.1 MB of state, which says little of larger ones.
+query. Losses are of a round or two, and say no more than that: other cold starts took longer. An
+executor that Spark starts in the place of a lost one takes its share of the others' shards, and
+reads it: where a worker is lost, no other has room for one.
 """
 
 import os
@@ -315,17 +316,25 @@ def after(job: Job, lose: Callable[[], None]) -> float:
     return time.monotonic() - began_s
 
 
+def small(stand: Stand) -> Job:
+    """A pipeline of many small epochs, which keeps two kilobytes of each key."""
+    topic = stand.feed(SMALL_EVENTS)
+    return stand.job(topic, turns=1, per_epoch=SMALL_EVENTS // SMALL_EPOCHS, kept=2_000)
+
+
+def paced(url: str) -> dict[str, str]:
+    """Of a driver whose epochs leave the JVMs of others on this machine some time."""
+    own = {"CATCHWATER_PIPELINE__TRIGGER": "2s", "CATCHWATER_SPARK__SPARK_CORES_MAX": "3"}
+    return settings(url, 3) | own
+
+
 def losses(stand: Stand) -> Iterator[Row]:
-    """A driver's machine is lost, with a standby and without; then a worker's."""
-    job = stand.job(
-        stand.feed(SMALL_EVENTS), turns=1, per_epoch=SMALL_EVENTS // SMALL_EPOCHS, kept=2_000
-    )
-    # With so many JVMs on one machine they need time between the epochs of the one that runs.
-    pace = {"CATCHWATER_PIPELINE__TRIGGER": "2s"}
+    """A driver's machine is lost, with a standby and without."""
+    job = small(stand)
     cold_s, warm_s = [], []
     with stand.cluster(job, ["w0", "w1", "w2"], cores=2) as cluster:
         # Two drivers at a time, each with an executor on every worker.
-        own = settings(cluster.url, 3) | pace | {"CATCHWATER_SPARK__SPARK_CORES_MAX": "3"}
+        own = paced(cluster.url)
         drivers = []
         try:
             drivers.append(Driver(cluster.host("da"), job.file, own))
@@ -343,21 +352,35 @@ def losses(stand: Stand) -> Iterator[Row]:
                 warm_s.append(after(job, drivers[-1].kill))
                 drivers.append(following)
                 print(f"with a standby {warm_s[-1]:.1f} s", flush=True)
-            job.wait(newest(job.checkpoint) + 12)
-            lost, lost_at = cluster.workers["w1"].name, newest(job.checkpoint)
-            worker_s = after(job, lambda: cluster.lose("w1"))
-            job.wait(newest(job.checkpoint) + 6)
         except AssertionError:
             print("\n".join(each.log[-2000:] for each in drivers))
             raise
         finally:
             for each in drivers:
                 each.kill()
-    entries = {each.epoch: each for each in job.entries()}
     yield row("a driver's machine is lost: to the next epoch", "s", cold_s, "the target",
               [60.0] * len(cold_s), target=1.0, better="lower")  # fmt: skip
     yield row("the same with a standby on another", "s", warm_s, "the target",
               [10.0] * len(warm_s), target=1.0, better="lower")  # fmt: skip
+
+
+def worker(stand: Stand) -> Iterator[Row]:
+    """A worker's machine is lost, and no other has room for one executor more."""
+    job = small(stand)
+    with stand.cluster(job, ["w0", "w1", "w2"]) as cluster:
+        driver = Driver(cluster.host("da"), job.file, paced(cluster.url))
+        driver.start()
+        try:
+            job.wait(30)
+            lost, lost_at = cluster.workers["w1"].name, newest(job.checkpoint)
+            worker_s = after(job, lambda: cluster.lose("w1"))
+            job.wait(newest(job.checkpoint) + 6)
+        except AssertionError:
+            print(driver.log[-2000:])
+            raise
+        finally:
+            driver.kill()
+    entries = {each.epoch: each for each in job.entries()}
     yield row("a worker of three is lost: to the next epoch", "s", [worker_s], "the target", [60.0],
               target=1.0, better="lower")  # fmt: skip
     yield from _after_the_worker(entries, lost, lost_at)
@@ -412,6 +435,7 @@ PARTS: Mapping[str, Callable[[Stand], Iterator[Row]]] = {
     "rates": rates,
     "scaling": scaling,
     "losses": losses,
+    "worker": worker,
     "sizes": sizes,
 }
 
