@@ -51,6 +51,8 @@ SHORTEST_LEASE_MS = 2000
 """Below that a store that is slow for a moment costs a driver its checkpoint."""
 BEATS = 3
 """How often a lease is renewed before it would end."""
+_LOOKS = 10
+"""How often a taker looks within a lease: one that sees the last sign of life late waits longer."""
 FULL_EVERY = 64
 """Records between two full ones, at least; also, they have as many bytes as a full one."""
 DELETED_A_BEAT = 100
@@ -386,7 +388,7 @@ def _watch(store: ObjectStore, clock: Clock, end: End, holder: Holder) -> None:
     """Wait a whole lease. Raises `LeaseHeld` as soon as its holder shows that it lives."""
     until_s = clock.monotonic_s() + holder.lease_ms / 1000
     while (left_s := until_s - clock.monotonic_s()) > 0:
-        clock.pause(min(left_s, holder.lease_ms / 1000 / BEATS))
+        clock.pause(min(left_s, holder.lease_ms / 1000 / _LOOKS))
         lives = _read(store, _beat_key(end.fence), Beat) != end.beat
         if lives or _is_there(store, _record_key(end.number + 1)):
             raise _held(store, holder)
