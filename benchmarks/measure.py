@@ -96,10 +96,10 @@ def chosen_parts(parts: Mapping[str, T]) -> dict[str, T]:
 def full_page_cache() -> Iterator[None]:
     """Meanwhile the page cache has a file of holes, as large as the free memory but for 1 GiB.
 
-    A virtual machine gets a page from its host when it is first written to, which takes ten times
-    as long as later, and gives it back soon after it was freed: a broker that writes new files
-    costs 2 or 5 CPU s/GB by whether its pages are new to the machine. Clean pages of another file
-    are taken for new ones at once, and the host is not asked.
+    A virtual machine gets a page from its host when it is first written to, which takes much longer
+    than later, and gives it back soon after it was freed: what a broker that writes new files costs
+    would be decided by whether its pages are new to the machine. Clean pages of another file are
+    taken for new ones at once, and the host is not asked.
     """
     began_s = time.monotonic()
     with open("/proc/meminfo") as file:

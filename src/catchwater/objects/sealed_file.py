@@ -128,8 +128,8 @@ class FileSeal:
     ) -> None:
         """Fill memory with bytes of the file, which lie in its frame (number, first byte, size).
 
-        They are deciphered where they are wanted, a block after the other: memory for all of them
-        beside it would cost ten times what the cipher does. Raises `ObjectTruncated`, `SealBroken`
+        They are deciphered where they are wanted, a block after the other: new memory for all of
+        them would cost more than the cipher does. Raises `ObjectTruncated`, `SealBroken`
         and `OSError`.
         """
         number, begins, size_bytes = frame
