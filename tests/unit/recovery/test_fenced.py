@@ -110,8 +110,11 @@ def test_a_holder_that_lives_keeps_it(sign_of_life: str) -> None:
             else:
                 first.append({"a": self.token().encode()})
 
+    clock = Meanwhile()
+    before_ms = clock.now_ms()
     with pytest.raises(LeaseHeld, match=r"in use by process \d+ on"):
-        take(store, Meanwhile())
+        take(store, clock)
+    assert clock.now_ms() - before_ms <= LEASE_MS / 10, "the sooner, the sooner it may go on"
     first.append({"b": b"2"})
 
 
