@@ -210,6 +210,9 @@ def test_what_was_written_to_another_kind_before_is_read_and_removed(
     place.written(wal, b"own")
     for position in positions:
         assert wal.read(*position[1:]) == b"x" * 300
+        room = bytearray(position.size)
+        wal.read_into(position.file, position.offset, memoryview(room))
+        assert room == b"x" * 300
         assert wal.url(position.file) == before.url(position.file)
     wal.remove(positions[0].file)
     with pytest.raises(WalReadError, match=positions[0].file):

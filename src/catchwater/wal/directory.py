@@ -37,14 +37,14 @@ class WalDirectory:
 
     def read(self, file: str, offset: int, size: int) -> bytes:
         """Bytes of a file; of a sealed one as they were before."""
-        with self._read(file):
+        with self._named(file):
             if self._is_sealed(file, offset):
                 return self._sealed.read(file, offset, size)
             return read_file_range(self._root / file, offset, size)
 
     def read_into(self, file: str, offset: int, into: memoryview) -> None:
         """Fill memory with bytes of a file."""
-        with self._read(file):
+        with self._named(file):
             if self._is_sealed(file, offset):
                 self._sealed.read_into(file, offset, into)
             else:
@@ -54,8 +54,8 @@ class WalDirectory:
         return file in self._sealed and offset >= SEALED_HEADER_BYTES
 
     @contextmanager
-    def _read(self, file: str) -> Iterator[None]:
-        """Turn errors of reading a file into those of a WAL."""
+    def _named(self, file: str) -> Iterator[None]:
+        """Turn errors of reading the file into those of a WAL, with its path."""
         assert FILE_NAME.fullmatch(file), f"{file} is the name of a WAL file"
         try:
             yield
